@@ -1,0 +1,97 @@
+package dataplane
+
+import (
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/dataplane/packet"
+)
+
+// BatchSize is the most packets one Recv delivers. 32 is what one kernel
+// transmit kick of a copy-mode AF_XDP socket sends.
+const BatchSize = 32
+
+// Disposition is what a driver must do with a packet.
+type Disposition uint8
+
+// Dispositions. The zero value drops.
+const (
+	// DropPacket discards the packet.
+	DropPacket Disposition = iota
+	// PassPacket sends the packet on its way and marks it accepted, so that no
+	// later hook judges it again.
+	PassPacket
+	// DeferPacket sends the packet on its way unmarked: a later hook (the
+	// forward hook of the nfqueue backend) decides. Drivers that have no later
+	// hook never see it.
+	DeferPacket
+)
+
+// Packet is one packet of a Batch. A driver fills the first group and owns the
+// memory behind Frame until Apply returns; a Worker fills the second group.
+type Packet struct {
+	Frame  []byte // first byte is the Ethernet header if L2, else the IP header
+	L2     bool
+	Length uint32 // true length when Frame is cut short; 0 = len(Frame)
+	ID     uint32 // the driver's own handle
+	Device int32  // ifindex the packet was seen on; 0 = unknown
+	// Reply is set when the kernel knows that the packet travels against the
+	// direction its connection was opened in.
+	Reply bool
+	// Final is set when no later hook can judge the packet again.
+	Final bool
+
+	Headers     packet.Headers
+	Problem     packet.Problem
+	Disposition Disposition
+	// Remember asks the driver to let the kernel keep the rest of the connection
+	// to itself.
+	Remember bool
+	Verdict  classifier.Verdict
+}
+
+// Batch is what travels between a driver and a worker.
+type Batch struct {
+	Packets [BatchSize]Packet
+	N       int // packets filled, ≤ BatchSize
+}
+
+// Driver moves packets between the kernel and one Worker. A driver belongs to
+// its worker's goroutine, Close excepted.
+type Driver interface {
+	// Recv blocks until at least one packet is there, fills b and returns. It
+	// returns ErrClosed after Close, and (with b.N == 0) from time to time when
+	// nothing arrives, so that a worker can do housekeeping.
+	Recv(b *Batch) error
+	// Apply carries out every packet's Disposition and Remember in one go.
+	Apply(b *Batch) error
+	// Close wakes a blocked Recv and releases the driver. Any goroutine may
+	// call it, more than once.
+	Close() error
+}
+
+// Backend is one way of getting packets to userspace: a set of drivers and the
+// kernel state around them. Its methods belong to the control goroutine.
+type Backend interface {
+	// Name is "nfqueue" or "afxdp".
+	Name() string
+	// Drivers returns one driver per queue; fixed for the backend's life.
+	Drivers() []Driver
+	// Update tells the kernel side about a new table. The engine has already
+	// published t to every worker when it calls Update, so no verdict of an
+	// older table is issued any more. Update returns after every connection the
+	// kernel remembers and t denies has been forgotten by the kernel: its next
+	// packet is judged again. cut counts those.
+	Update(t *classifier.Table) (cut int, err error)
+	// Stats returns totals since start.
+	Stats() BackendStats
+	// Close detaches everything the backend put into the kernel, except what
+	// its fail mode says must outlive the process.
+	Close() error
+}
+
+// BackendStats are totals since the backend started.
+type BackendStats struct {
+	Bypassed uint64 // packets passed in the kernel without userspace
+	Dropped  uint64 // packets dropped in the kernel without userspace
+	Upcalls  uint64 // packets handed to userspace
+	Overflow uint64 // packets lost because a queue or ring was full
+}
