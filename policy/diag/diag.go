@@ -1,0 +1,79 @@
+// Package diag is the one form in which Tierwall says what is wrong with what
+// people wrote: which file, which object, which field, what, and what to do.
+package diag
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Diagnostic is one finding. The JSON field names are the contract of
+// "tierwall check -o json".
+type Diagnostic struct {
+	File    string `json:"file"`           // path as given, with ":line" when known; "" for objects from an API server
+	Object  string `json:"object"`         // "Kind namespace/name", or "" when the document has no identity
+	Path    string `json:"path"`           // field path, "spec.ingress[0].from[1].podSelector"
+	Message string `json:"message"`        // what is wrong
+	Hint    string `json:"hint,omitempty"` // what to write instead
+}
+
+// String renders the diagnostic on one line.
+func (d Diagnostic) String() string {
+	var b strings.Builder
+	for _, part := range []string{d.File, d.Object, d.Path} {
+		if part != "" {
+			b.WriteString(part)
+			b.WriteString(": ")
+		}
+	}
+	b.WriteString(d.Message)
+	if d.Hint != "" {
+		fmt.Fprintf(&b, " (%s)", d.Hint)
+	}
+	return b.String()
+}
+
+// List collects findings. Errors make the whole input unusable: the last good
+// table stays in force. Warnings do not.
+type List struct {
+	Errors   []Diagnostic
+	Warnings []Diagnostic
+}
+
+// Add appends another list.
+func (l *List) Add(o List) {
+	l.Errors = append(l.Errors, o.Errors...)
+	l.Warnings = append(l.Warnings, o.Warnings...)
+}
+
+// Sort orders findings by file, object and path, so output is stable.
+func (l *List) Sort() {
+	by := func(a, b Diagnostic) int {
+		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.Object, b.Object),
+			strings.Compare(a.Path, b.Path), strings.Compare(a.Message, b.Message))
+	}
+	slices.SortStableFunc(l.Errors, by)
+	slices.SortStableFunc(l.Warnings, by)
+}
+
+// Err returns nil without errors, else an error that prints all of them, one a line.
+func (l *List) Err() error {
+	if len(l.Errors) == 0 {
+		return nil
+	}
+	return &Error{l.Errors}
+}
+
+// Error is a non-empty list of error findings.
+type Error struct{ Findings []Diagnostic }
+
+// Error prints every finding on its own line.
+func (e *Error) Error() string {
+	lines := make([]string, len(e.Findings))
+	for i, d := range e.Findings {
+		lines[i] = d.String()
+	}
+	return strings.Join(lines, "\n")
+}
