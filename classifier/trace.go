@@ -1,6 +1,9 @@
 package classifier
 
 import (
+	"fmt"
+	"strings"
+
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
 )
@@ -15,26 +18,198 @@ type Trace struct {
 // TraceSide is one direction's walk.
 type TraceSide struct {
 	Outcome *Outcome
-	Bands   []TraceBand // every band that has a rule or isolation for the subject, in order
+	// Bands has every band with a rule or isolation whose subject is this pod,
+	// in order. It is empty when the outcome needed no walk (not-local, self,
+	// node-local).
+	Bands []TraceBand
+	// OtherSubjects counts the direction's rules whose subject is not this pod.
+	OtherSubjects int
 }
+
+// BandResult says how a walk left a band.
+type BandResult string
+
+// Band results.
+const (
+	BandMatched    BandResult = "matched"     // a rule decided
+	BandSkipped    BandResult = "skipped"     // a rule skipped the band, or the rest of it
+	BandIsolated   BandResult = "isolated"    // the band's isolation decided
+	BandNoMatch    BandResult = "no-match"    // nothing in it applied
+	BandNotReached BandResult = "not-reached" // decided earlier
+)
 
 // TraceBand is one band of a walk.
 type TraceBand struct {
-	Band    rule.Band
-	Result  string // "matched", "skipped", "isolated", "no-match", "not-reached"
-	Rules   []TraceRule
-	Isolate []int32 // isolations of the band that select the subject
+	Band       rule.Band
+	Result     BandResult
+	Rules      []TraceRule
+	Isolations []int32 // isolations of the band that select the subject
 }
 
 // TraceRule is one rule considered.
 type TraceRule struct {
 	Rule    RuleID
 	Matched bool
-	// Why is empty when the rule matched; else "subject", "peer", "port",
-	// "skipped" or "not-reached", with Detail saying it in words.
+	// Why is empty when the rule matched; else "peer", "port", "unknown-peer",
+	// "skipped" or "not-reached", and Detail says it in words.
 	Why    string
 	Detail string
 }
 
-// Explain decides a connection like Lookup and records why.
-func (t *Table) Explain(k flow.Key) *Trace { panic("stub") }
+// Explain decides a connection like Lookup and records why. It allocates and
+// takes its time; it is not for the packet path.
+func (t *Table) Explain(k flow.Key) *Trace {
+	tr := &Trace{Key: k, Decision: t.Lookup(k)}
+	src, dst := t.resolve(&k.Src), t.resolve(&k.Dst)
+	tr.Sides[flow.Egress] = t.explainSide(flow.Egress, tr.Decision.Egress, src, dst, &k)
+	tr.Sides[flow.Ingress] = t.explainSide(flow.Ingress, tr.Decision.Ingress, dst, src, &k)
+	return tr
+}
+
+func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer *record, k *flow.Key) TraceSide {
+	side := TraceSide{Outcome: t.Outcome(id)}
+	switch side.Outcome.Reason {
+	case ReasonNotLocal, ReasonSelf, ReasonNodeLocal:
+		return side
+	}
+	s, p := &t.dirs[d].subjects[subject.subject[d]], &t.dirs[d].peers[peer.peer[d]]
+	for i := range t.rules {
+		if t.rules[i].Direction == d {
+			side.OtherSubjects++
+		}
+	}
+	side.OtherSubjects -= len(s.rules)
+	byID := map[RuleID]*candidate{}
+	cands := t.candidates(d, s, p)
+	for i := range cands {
+		byID[cands[i].id] = &cands[i]
+	}
+	w := explainWalk{t: t, key: k, subject: s, peer: p, byID: byID}
+	for b := rule.Band(0); int(b) < rule.NumBands; b++ {
+		if tb, ok := w.band(b); ok {
+			side.Bands = append(side.Bands, tb)
+		}
+	}
+	return side
+}
+
+// explainWalk repeats the enforced walk, keeping notes.
+type explainWalk struct {
+	t       *Table
+	key     *flow.Key
+	subject *subjectClass
+	peer    *peerClass
+	byID    map[RuleID]*candidate
+	skipped rule.BandSet
+	skipper RuleID // the rule that skipped last
+	done    bool
+}
+
+func (w *explainWalk) band(b rule.Band) (TraceBand, bool) {
+	tb := TraceBand{Band: b, Result: BandNoMatch}
+	wasSkipped := w.skipped.Has(b)
+	switch {
+	case w.done:
+		tb.Result = BandNotReached
+	case wasSkipped:
+		tb.Result = BandSkipped
+	}
+	for _, id := range w.subject.rules {
+		if r := &w.t.rules[id]; r.Order.Band == b {
+			tb.Rules = append(tb.Rules, w.rule(id, r, &tb))
+		}
+	}
+	for _, iso := range w.subject.isolations {
+		if iso.rule.Band == b {
+			tb.Isolations = append(tb.Isolations, iso.index)
+			if !w.done && !w.skipped.Has(b) && iso.rule.Stage == rule.Enforce {
+				tb.Result = BandIsolated
+			}
+		}
+	}
+	if tb.Result == BandNoMatch && w.skipped.Has(b) {
+		tb.Result = BandSkipped
+	}
+	if tb.Result == BandIsolated {
+		w.done = true
+	}
+	return tb, len(tb.Rules) > 0 || len(tb.Isolations) > 0
+}
+
+func (w *explainWalk) rule(id RuleID, r *rule.Rule, tb *TraceBand) TraceRule {
+	tr := TraceRule{Rule: id}
+	if w.done {
+		tr.Why, tr.Detail = "not-reached", "decided by a stronger rule"
+		return tr
+	}
+	if w.skipped.Has(r.Order.Band) {
+		tr.Why, tr.Detail = "skipped", "left out by "+describe(&w.t.rules[w.skipper])
+		return tr
+	}
+	tr.Why, tr.Detail = w.match(id, r)
+	if tr.Why == "unknown-peer" && r.Stage == rule.Enforce {
+		w.done = true
+		return tr
+	}
+	if tr.Why != "" {
+		return tr
+	}
+	tr.Matched = true
+	switch {
+	case r.Stage == rule.AuditOnly:
+		tr.Detail = "audit-only: would " + r.Action.String()
+	case r.Action == rule.Skip:
+		w.skipped |= r.Skip
+		w.skipper = id
+	default:
+		tb.Result = BandMatched
+		w.done = true
+	}
+	return tr
+}
+
+func (w *explainWalk) match(id RuleID, r *rule.Rule) (why, detail string) {
+	c, ok := w.byID[id]
+	if ok {
+		switch c.matches(w.key.Proto, w.key.DstPort, w.key.SrcPort) {
+		case yes:
+			return "", ""
+		case maybe:
+			return "unknown-peer", "the other side is inside a pod CIDR but no known pod has its address"
+		}
+	}
+	if w.t.matchPeers(r.Direction, id, w.subject, w.peer) == no {
+		return "peer", peerDetail(r)
+	}
+	return "port", fmt.Sprintf("wants %s", l4Text(r.L4))
+}
+
+func peerDetail(r *rule.Rule) string {
+	side := "from"
+	if r.Direction == flow.Egress {
+		side = "to"
+	}
+	if len(r.Peers) == 0 {
+		return "matches nothing because `" + side + "` is empty"
+	}
+	parts := make([]string, len(r.Peers))
+	for i := range r.Peers {
+		parts[i] = r.Peers[i].String()
+	}
+	return "wants " + side + " " + strings.Join(parts, " or ")
+}
+
+func l4Text(l []rule.L4) string {
+	if len(l) == 0 {
+		return "no port at all"
+	}
+	parts := make([]string, len(l))
+	for i := range l {
+		parts[i] = l[i].String()
+	}
+	return strings.Join(parts, " or ")
+}
+
+func describe(r *rule.Rule) string {
+	return fmt.Sprintf("%s of %s", r.Origin.RuleName(r.Direction), r.Origin.Ref())
+}

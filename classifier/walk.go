@@ -1,0 +1,123 @@
+package classifier
+
+import (
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
+)
+
+// certainty is the answer of a match that may involve an unknown endpoint.
+type certainty uint8
+
+const (
+	no certainty = iota
+	maybe
+	yes
+)
+
+func (c *candidate) matches(proto flow.Proto, dst, src uint16) certainty {
+	best := no
+	for i := range c.l4 {
+		m := &c.l4[i]
+		if !m.hasProto(proto) || !m.dst.Contains(dst) || !m.src.Contains(src) {
+			continue
+		}
+		if !m.uncertain && !c.uncertain {
+			return yes
+		}
+		best = maybe
+	}
+	return best
+}
+
+// step is the result of one walk.
+type step struct {
+	verdict    Verdict
+	reason     Reason
+	band       rule.Band
+	rule       RuleID
+	isolations []int32
+	audit      []RuleID
+	auditIso   bool
+	metStaged  bool // an audit-only rule or isolation took part
+}
+
+// walk decides one subject class against candidates for one protocol and port
+// pair, exactly as package rule's comment describes, once for what is enforced
+// and, if anything is audit-only, once as if it were enforced too.
+func walk(s *subjectClass, cands []candidate, proto flow.Proto, dst, src uint16) *Outcome {
+	e := walkOnce(s, cands, proto, dst, src, false)
+	o := &Outcome{
+		Verdict: e.verdict, Reason: e.reason, Band: e.band, Rule: e.rule, Isolations: e.isolations,
+		Audit: e.audit, AuditIsolation: e.auditIso, StagedRule: NoRule,
+	}
+	if s.staged {
+		if st := walkOnce(s, cands, proto, dst, src, true); st.metStaged {
+			o.HasStaged = true
+			o.Staged, o.StagedReason, o.StagedBand = st.verdict, st.reason, st.band
+			o.StagedRule, o.StagedIsolations = st.rule, st.isolations
+		}
+	}
+	return o
+}
+
+func walkOnce(s *subjectClass, cands []candidate, proto flow.Proto, dst, src uint16, staged bool) step {
+	st := step{rule: NoRule, band: rule.BandDefault}
+	var skipped rule.BandSet
+	i := 0
+	for b := rule.Band(0); int(b) < rule.NumBands; b++ {
+		for ; i < len(cands) && cands[i].rule.Order.Band == b; i++ {
+			c := &cands[i]
+			if skipped.Has(b) || c.rule.Stage == rule.AuditOnly && !staged {
+				continue
+			}
+			m := c.matches(proto, dst, src)
+			if m == no {
+				continue
+			}
+			if m == maybe {
+				// The connection may or may not be meant: fail closed.
+				st.verdict, st.reason = Drop, ReasonUnknownPeer
+				return st
+			}
+			if c.rule.Stage == rule.AuditOnly {
+				st.metStaged = true
+			}
+			if c.rule.Audit {
+				st.audit = append(st.audit, c.id)
+			}
+			if c.rule.Action == rule.Skip {
+				skipped |= c.rule.Skip
+				continue
+			}
+			st.verdict, st.reason, st.band, st.rule = verdictOf(c.rule.Action), ReasonRule, b, c.id
+			return st
+		}
+		if skipped.Has(b) {
+			continue // leaving a band leaves its isolation too
+		}
+		for _, iso := range s.isolations {
+			if iso.rule.Band != b || iso.rule.Stage == rule.AuditOnly && !staged {
+				continue
+			}
+			st.isolations = append(st.isolations, iso.index)
+			st.auditIso = st.auditIso || iso.rule.Audit
+			st.metStaged = st.metStaged || iso.rule.Stage == rule.AuditOnly
+		}
+		if len(st.isolations) > 0 {
+			st.verdict, st.reason, st.band = Drop, ReasonIsolation, b
+			return st
+		}
+	}
+	st.verdict, st.reason = Allow, ReasonDefault
+	return st
+}
+
+func verdictOf(a rule.Action) Verdict {
+	switch a {
+	case rule.Allow:
+		return Allow
+	case rule.Reject:
+		return Reject
+	}
+	return Drop
+}
