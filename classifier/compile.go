@@ -394,7 +394,11 @@ func (b *builder) addPod(index int32, e *rule.Endpoint, runsOn int32) {
 				kind: peerPod, pods: b.podAtoms(d, e), blocks: outside.blocks, sets: outside.sets, rep: e,
 			})
 		}
-		t.addrs.put(flow.AddrFrom(a), rec)
+		key := flow.AddrFrom(a)
+		if r := t.addrs.get(&key); r != nil && r.endpoint >= 0 {
+			continue // two pods with one address: the first one has it
+		}
+		t.addrs.put(key, rec)
 		if base.local {
 			t.locals = append(t.locals, a)
 			if selected {

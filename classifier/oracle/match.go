@@ -1,0 +1,140 @@
+package oracle
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
+)
+
+// party is one side of a connection, resolved. At most one of pod, nodes and
+// unknown is set; none of them means an external address.
+type party struct {
+	addr    netip.Addr
+	pod     *rule.Endpoint
+	nodes   []string // names of the nodes that have the address
+	unknown bool
+}
+
+func resolve(w *rule.World, a flow.Addr) party {
+	p := party{addr: a.Netip()}
+	for i := range w.Endpoints {
+		e := &w.Endpoints[i]
+		if !e.HostNetwork && slices.Contains(e.Addrs, p.addr) {
+			p.pod = e
+			return p
+		}
+	}
+	isNode := false
+	for i := range w.Nodes {
+		if slices.Contains(w.Nodes[i].Addrs, p.addr) {
+			isNode = true
+			p.nodes = append(p.nodes, w.Nodes[i].Name)
+		}
+	}
+	for i := range w.Endpoints {
+		e := &w.Endpoints[i]
+		if e.HostNetwork && slices.Contains(e.Addrs, p.addr) {
+			isNode = true
+			if e.Node != "" { // not scheduled: some node's address, but we cannot say whose
+				p.nodes = append(p.nodes, e.Node)
+			}
+		}
+	}
+	if isNode {
+		return p
+	}
+	for i := range w.Nodes {
+		for _, c := range w.Nodes[i].PodCIDRs {
+			p.unknown = p.unknown || c.Contains(p.addr)
+		}
+	}
+	return p
+}
+
+// answer is whether a rule matches. inDoubt is the answer for a rule that would
+// match or not depending on who an unknown peer is. Of alternatives the largest
+// answer counts, of conditions the smallest.
+type answer int
+
+const (
+	no answer = iota
+	inDoubt
+	yes
+)
+
+// match asks one rule about the connection.
+func (q *question) match(r *rule.Rule) answer {
+	if !r.Subject.Matches(q.subject) {
+		return no
+	}
+	l4, peer := no, no
+	for i := range r.L4 {
+		l4 = max(l4, q.matchL4(&r.L4[i]))
+	}
+	for i := range r.Peers {
+		peer = max(peer, q.matchPeer(&r.Peers[i]))
+	}
+	return min(l4, peer)
+}
+
+func (q *question) matchL4(l *rule.L4) answer {
+	k := q.key
+	if l.Proto != flow.AnyProto && l.Proto != k.Proto {
+		return no
+	}
+	if l.SrcPorts != rule.AllPorts && !(k.Proto.HasPorts() && l.SrcPorts.Contains(k.SrcPort)) {
+		return no
+	}
+	if l.Name == "" {
+		return answerOf(l.Ports.Contains(k.DstPort))
+	}
+	if q.dstUnknown {
+		return inDoubt
+	}
+	return answerOf(q.dst != nil && slices.Contains(q.dst.Ports, rule.NamedPort{Name: l.Name, Proto: k.Proto, Port: k.DstPort}))
+}
+
+func (q *question) matchPeer(p *rule.Peer) answer {
+	if q.peer.unknown {
+		return doubt(p)
+	}
+	match := false
+	switch p.Kind {
+	case rule.PeerAny:
+		match = true
+	case rule.PeerPods:
+		match = q.peer.pod != nil && p.Pods.Matches(q.peer.pod) && p.Relation.Holds(q.subject, q.peer.pod)
+	case rule.PeerBlock:
+		match = p.Block.Contains(q.peer.addr) && !(p.Block.NoPods && q.peer.pod != nil)
+	case rule.PeerSet:
+		for _, prefix := range q.world.Sets[p.Set] {
+			match = match || prefix.Contains(q.peer.addr)
+		}
+	}
+	return answerOf(match)
+}
+
+// doubt is matchPeer for an unknown peer.
+func doubt(p *rule.Peer) answer {
+	switch p.Kind {
+	case rule.PeerAny:
+		return yes
+	case rule.PeerPods:
+		if p.Pods.None {
+			return no
+		}
+		return inDoubt
+	case rule.PeerBlock, rule.PeerSet:
+		return inDoubt
+	}
+	return no
+}
+
+func answerOf(match bool) answer {
+	if match {
+		return yes
+	}
+	return no
+}
