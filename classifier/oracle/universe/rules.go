@@ -20,7 +20,7 @@ func Random(r *rand.Rand) (rule.Set, *rule.World) {
 		bands = append(bands, rule.Band(r.IntN(rule.NumBands)))
 	}
 	var s rule.Set
-	for i, n := 0, r.IntN(13); i < n; i++ {
+	for i, n := 0, r.IntN(16); i < n; i++ {
 		s.Rules = append(s.Rules, randomRule(r, pick(r, bands), i))
 	}
 	for i, n := 0, r.IntN(5); i < n; i++ {
@@ -51,7 +51,7 @@ func randomRule(r *rand.Rand, band rule.Band, i int) rule.Rule {
 			Index:    int32(r.IntN(2)),
 		},
 		Subject: randomSelector(r, 1),
-		Action:  pick(r, []rule.Action{rule.Allow, rule.Allow, rule.Deny, rule.Reject, rule.Skip, rule.Skip}),
+		Action:  pick(r, []rule.Action{rule.Allow, rule.Allow, rule.Deny, rule.Reject, rule.Skip, rule.Skip, rule.Skip}),
 		Audit:   chance(r, 3),
 		Stage:   randomStage(r),
 		Origin: rule.Origin{

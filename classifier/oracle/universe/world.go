@@ -124,6 +124,9 @@ func randomWorld(r *rand.Rand) *rule.World {
 				e.Addrs = e.Addrs[1:]
 			}
 		} // else: a pod without an address yet
+		if chance(r, 16) { // not scheduled, as hand-written manifests have it
+			e.Node = ""
+		}
 		for _, name := range portNames {
 			switch r.IntN(4) {
 			case 0: // the pod has no such port

@@ -1,0 +1,225 @@
+package simulate
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/api/kepanp"
+	"github.com/tierwall/tierwall/policy/inventory"
+)
+
+// ErrUnknownAddress is returned for a connection with an address inside a node's
+// pod CIDR that no pod has.
+var ErrUnknownAddress = errors.New("address inside a pod CIDR belongs to no pod")
+
+// Result is the answer for one connection.
+type Result struct {
+	Verdict classifier.Verdict
+	Egress  Outcome
+	Ingress Outcome
+}
+
+// Outcome is the answer for one direction.
+type Outcome struct {
+	Verdict classifier.Verdict
+	Reason  classifier.Reason
+	// Policy and Rule name what decided, when Reason is rule: the policy as
+	// "<kind>.<group>/<namespace>/<name>", the rule by its own name or as
+	// "ingress[0]".
+	Policy, Rule string
+	// Index is the deciding rule's place among the policy's rules of the
+	// direction; -1 unless Reason is rule.
+	Index int
+	// Isolating lists every policy whose isolation dropped the connection, when
+	// Reason is isolation, sorted by name.
+	Isolating []string
+}
+
+// Simulator holds the objects and the pods they talk about. Evaluate fills a
+// cache of parsed selectors, so a Simulator is for one goroutine.
+type Simulator struct {
+	inv       *inventory.Snapshot
+	node      string
+	nsLabels  map[string]labels.Set
+	np        []netpol // sorted by namespace and name
+	anp       []admin  // sorted by falling priority, then name
+	selectors map[*metav1.LabelSelector]labels.Selector
+}
+
+// Annotation that keeps a policy from being enforced: "audit" evaluates and logs
+// only. This package decides what is enforced, so such policies are left out.
+const stageAnnotation = "tierwall.io/stage"
+
+// New prepares objects for evaluation. They must be valid, as admission would
+// have it; what is invalid gives an unspecified answer. node names the node
+// whose pods are policed; "" means all pods are. It fails on an object of a kind
+// it does not know. Objects and snapshot are kept and must not change.
+func New(objs []*api.Object, inv *inventory.Snapshot, node string) (*Simulator, error) {
+	s := &Simulator{
+		inv: inv, node: node,
+		nsLabels:  map[string]labels.Set{},
+		selectors: map[*metav1.LabelSelector]labels.Selector{},
+	}
+	for _, ns := range inv.Namespaces {
+		s.nsLabels[ns.Name] = ns.Labels
+	}
+	for _, o := range objs {
+		if o.Annotations[stageAnnotation] == "audit" {
+			continue
+		}
+		switch v := o.Value.(type) {
+		case *networkingv1.NetworkPolicy:
+			s.np = append(s.np, netpol{o, &v.Spec})
+		case *kepanp.AdminNetworkPolicy:
+			if v.Spec.Priority == nil {
+				return nil, fmt.Errorf("%s: no priority", o.Ref()) // S0-12
+			}
+			s.anp = append(s.anp, newAdmin(o, &v.Spec))
+		default:
+			return nil, fmt.Errorf("%s: %T cannot be simulated", o.Ref(), o.Value)
+		}
+	}
+	slices.SortFunc(s.np, func(a, b netpol) int {
+		return cmp.Or(strings.Compare(a.obj.Namespace, b.obj.Namespace), strings.Compare(a.obj.Name, b.obj.Name))
+	})
+	slices.SortFunc(s.anp, func(a, b admin) int { // S0-14, S0-16, X-40
+		return cmp.Or(cmp.Compare(b.priority, a.priority), strings.Compare(a.obj.Name, b.obj.Name))
+	})
+	return s, nil
+}
+
+// Evaluate decides a connection, given in the direction it is opened. Addresses
+// are those after the Service proxy has chosen a backend.
+func (s *Simulator) Evaluate(k flow.Key) (Result, error) {
+	src, err := s.lookup(k.Src.Netip())
+	if err != nil {
+		return Result{}, err
+	}
+	dst, err := s.lookup(k.Dst.Netip())
+	if err != nil {
+		return Result{}, err
+	}
+	c := connection{key: k, src: src, dst: dst}
+	r := Result{Egress: s.side(&c, flow.Egress), Ingress: s.side(&c, flow.Ingress)}
+	// A connection needs both sides' consent (S0-11).
+	r.Verdict = r.Egress.Verdict
+	if r.Verdict == classifier.Allow {
+		r.Verdict = r.Ingress.Verdict
+	}
+	return r, nil
+}
+
+// party is one end of a connection: a pod on the pod network, a node, or (both
+// nil) something outside the cluster.
+type party struct {
+	addr netip.Addr
+	pod  *inventory.Pod
+	node []string
+}
+
+func (s *Simulator) lookup(a netip.Addr) (party, error) {
+	p := party{addr: a}
+	for i := range s.inv.Pods {
+		if pod := &s.inv.Pods[i]; slices.Contains(pod.IPs, a) {
+			if !pod.HostNetwork {
+				return party{addr: a, pod: pod}, nil
+			}
+			p.node = append(p.node, pod.Node)
+		}
+	}
+	inPodCIDR := false
+	for _, n := range s.inv.Nodes {
+		if slices.Contains(n.Addrs, a) {
+			p.node = append(p.node, n.Name)
+		}
+		for _, c := range n.PodCIDRs {
+			inPodCIDR = inPodCIDR || c.Contains(a)
+		}
+	}
+	if p.node == nil && inPodCIDR {
+		return p, fmt.Errorf("%s: %w", a, ErrUnknownAddress)
+	}
+	return p, nil
+}
+
+// connection is a key with both ends looked up.
+type connection struct {
+	key      flow.Key
+	src, dst party
+}
+
+// peer returns the other side as a subject of direction d sees it.
+func (c *connection) peer(d flow.Direction) *party {
+	if d == flow.Egress {
+		return &c.dst
+	}
+	return &c.src
+}
+
+func (s *Simulator) side(c *connection, d flow.Direction) Outcome {
+	subject := c.dst.pod
+	if d == flow.Egress {
+		subject = c.src.pod
+	}
+	switch {
+	case subject == nil || s.node != "" && subject.Node != s.node:
+		return allowed(classifier.ReasonNotLocal)
+	case c.key.Src == c.key.Dst:
+		return allowed(classifier.ReasonSelf)
+	case d == flow.Ingress && subject.Node != "" && slices.Contains(c.src.node, subject.Node):
+		return allowed(classifier.ReasonNodeLocal)
+	}
+	if o, done := s.adminNetworkPolicies(c, d, subject, positive); done {
+		return o
+	}
+	if o, done := s.networkPolicies(c, d, subject); done {
+		return o
+	}
+	if o, done := s.adminNetworkPolicies(c, d, subject, baseline); done {
+		return o
+	}
+	return allowed(classifier.ReasonDefault)
+}
+
+func allowed(why classifier.Reason) Outcome {
+	return Outcome{Verdict: classifier.Allow, Reason: why, Index: -1}
+}
+
+// decided is the outcome a rule gives.
+func decided(v classifier.Verdict, o *api.Object, d flow.Direction, name string, index int) Outcome {
+	if name == "" {
+		name = d.String() + "[" + strconv.Itoa(index) + "]"
+	}
+	return Outcome{Verdict: v, Reason: classifier.ReasonRule, Policy: ref(o), Rule: name, Index: index}
+}
+
+// ref names a policy as the CLI does.
+func ref(o *api.Object) string {
+	return strings.ToLower(o.Kind.Kind) + "." + o.Kind.Group + "/" + o.Namespace + "/" + o.Name
+}
+
+// selects applies a Kubernetes label selector. An absent selector selects
+// nothing, an empty one everything (LabelSelectorAsSelector).
+func (s *Simulator) selects(sel *metav1.LabelSelector, set labels.Set) bool {
+	parsed, ok := s.selectors[sel]
+	if !ok {
+		var err error
+		if parsed, err = metav1.LabelSelectorAsSelector(sel); err != nil {
+			parsed = labels.Nothing()
+		}
+		s.selectors[sel] = parsed
+	}
+	return parsed.Matches(set)
+}
