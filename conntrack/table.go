@@ -1,0 +1,327 @@
+package conntrack
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+)
+
+// blockSize is how many slots are allocated, and how many copied under one hold
+// of the lock, at a time. Blocks are never moved, so growth has no long pause.
+const blockSize = 64
+
+// slot numbers a place for a Record: block slot/blockSize, entry slot%blockSize.
+type slot int32
+
+// Table is a bounded set of records. Use [New]; the zero value is not usable and
+// a Table must not be copied. All methods may be called from any goroutine; the
+// methods of the packet path are cheap because only one goroutine calls them.
+type Table struct {
+	limits Limits
+
+	mu sync.Mutex
+	// index finds and orders; records live in blocks, where the control side can
+	// walk them in small steps without holding the worker up, and where the
+	// garbage collector has nothing to look at. index is full before blocks are.
+	index  *simplelru.LRU[flow.Key, slot]
+	blocks []*[blockSize]Record
+	used   int    // slots handed out so far, free ones included
+	free   []slot // slots whose record is gone
+	sweep  int    // where Expire goes on
+	lastID uint64
+	stats  Stats
+}
+
+// Stats are totals since New. Records = Inserted - Replaced - Evicted - Expired -
+// Removed, always.
+type Stats struct {
+	Records  int    // now in the table, those past their timeout but not yet swept included
+	Inserted uint64 // by Insert
+	Replaced uint64 // by a new connection on the same tuple
+	Evicted  uint64 // because the table was full
+	Expired  uint64 // idle for too long
+	Removed  uint64 // by Remove and Forget
+	Hits     uint64 // packets whose connection Seen found
+	Misses   uint64 // packets whose connection it did not find, or that open another one
+}
+
+// New makes an empty table. It panics when l.Validate would return an error:
+// configuration is checked where it is read.
+func New(l Limits) *Table {
+	if err := l.Validate(); err != nil {
+		panic(fmt.Sprintf("conntrack: invalid limits: %v", err))
+	}
+	l = l.withDefaults()
+	index, err := simplelru.NewLRU[flow.Key, slot](l.Records, nil)
+	if err != nil {
+		panic(fmt.Sprintf("conntrack: %v", err)) // only for sizes that Validate excludes
+	}
+	return &Table{limits: l, index: index, lastID: uint64(l.Worker) << 48}
+}
+
+// Result is what Seen found.
+type Result uint8
+
+// Results.
+const (
+	Miss     Result = iota // no connection has this tuple
+	Hit                    // a packet of a known connection, from its opener
+	HitReply               // a packet of a known connection, from the other side
+	Reopened               // the tuple is known, but the packet opens another connection: see IsNewConnection
+)
+
+// Found reports whether the packet belongs to a known connection.
+func (r Result) Found() bool { return r == Hit || r == HitReply }
+
+// Seen accounts for a packet of the connection it belongs to, advances its state,
+// and copies the record as it then is to *rec. After Miss *rec is untouched; after
+// Reopened it is the old connection, which stays as it is until Insert replaces
+// it, for the new one may be denied. It does not allocate.
+func (t *Table) Seen(p *Packet, now int64, rec *Record) Result {
+	key := canonical(p.Key)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s, ok := t.index.Get(key) // makes it the most recently used
+	if !ok {
+		t.stats.Misses++
+		return Miss
+	}
+	r := t.at(s)
+	if t.idle(r, now) {
+		t.expire(r)
+		t.stats.Misses++
+		return Miss
+	}
+	if IsNewConnection(r, p) {
+		t.stats.Misses++
+		*rec = *r
+		return Reopened
+	}
+	t.stats.Hits++
+	reply := p.Key != r.Key
+	r.State = advance(r.State, p, reply)
+	r.LastSeen = max(r.LastSeen, now)
+	r.count(p, reply)
+	*rec = *r
+	if reply {
+		return HitReply
+	}
+	return Hit
+}
+
+// Lookup returns a copy of the record of the connection that k belongs to, and
+// whether k is its reply direction. It is for packets that are about a connection
+// without being part of it (ICMP errors), and for questions from outside the
+// packet path; it changes nothing. It does not allocate.
+func (t *Table) Lookup(k flow.Key, now int64) (rec Record, reply, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s, ok := t.index.Peek(canonical(k))
+	if !ok {
+		return Record{}, false, false
+	}
+	r := t.at(s)
+	if t.idle(r, now) {
+		return Record{}, false, false
+	}
+	return *r, k != r.Key, true
+}
+
+// Insert adds the connection that p is the first packet of and returns its ID.
+// key is in the direction the connection was opened, which p.Key or its reverse
+// must be. A record with the same tuple is replaced; a full table loses the record
+// that has been idle for longest. An invalid key is not stored, and its ID is 0.
+func (t *Table) Insert(key flow.Key, p *Packet, a Admission, now int64) uint64 {
+	if !key.Valid() {
+		return 0
+	}
+	reply := p.Key != key
+	rec := Record{Admission: a, Since: now, LastSeen: now, Key: key, State: start(p, reply)}
+	if isSYN(p.TCPFlags) && key.Proto == flow.TCP {
+		rec.ISN = p.TCPSeq
+	}
+	rec.count(p, reply)
+	canon := canonical(key)
+
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lastID++
+	rec.ID = t.lastID
+	t.stats.Inserted++
+	if s, ok := t.index.Get(canon); ok { // Get also makes it the most recently used
+		t.stats.Replaced++
+		*t.at(s) = rec
+		return rec.ID
+	}
+	if t.index.Len() == t.limits.Records {
+		_, oldest, _ := t.index.RemoveOldest()
+		t.release(oldest)
+		t.stats.Evicted++
+	}
+	s := t.acquire()
+	*t.at(s) = rec
+	t.index.Add(canon, s)
+	return rec.ID
+}
+
+// Restamp gives the connection of which rec is a copy a new admission, after it
+// was judged again. It does nothing and returns false if that connection is gone,
+// was replaced by another on its tuple, or has been restamped since rec was
+// copied. On success *rec follows.
+func (t *Table) Restamp(rec *Record, a Admission) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, _ := t.same(rec)
+	if r == nil {
+		return false
+	}
+	r.Admission, rec.Admission = a, a
+	return true
+}
+
+// Forget removes the connection of which rec is a copy, under the conditions of
+// Restamp.
+func (t *Table) Forget(rec *Record) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, key := t.same(rec)
+	if r == nil {
+		return false
+	}
+	t.remove(key)
+	t.stats.Removed++
+	return true
+}
+
+// Remove removes the connection that k belongs to, in either direction.
+func (t *Table) Remove(k flow.Key) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.remove(canonical(k)) {
+		return false
+	}
+	t.stats.Removed++
+	return true
+}
+
+// Each calls fn with a copy of every record until fn returns false. A connection
+// that is in the table from the beginning of the call to its end is visited
+// exactly once, others at most once for each time they were inserted. Records past
+// their timeout are visited until they are swept. fn may call any method.
+func (t *Table) Each(fn func(Record) bool) {
+	var copied [blockSize]Record
+	for block := 0; ; block++ {
+		t.mu.Lock()
+		more := block < len(t.blocks)
+		if more {
+			copied = *t.blocks[block]
+		}
+		t.mu.Unlock()
+		if !more {
+			return
+		}
+		for i := range copied {
+			if copied[i].State != NoState && !fn(copied[i]) {
+				return
+			}
+		}
+	}
+}
+
+// Expire forgets records that have been idle past their timeout and returns how
+// many. It examines at most limit slots, going on where the last call stopped, so
+// that calling it with a small limit after every batch keeps the table swept; a
+// limit of Limits.Records examines everything.
+func (t *Table) Expire(now int64, limit int) (expired int) {
+	for examined := 0; examined < limit; examined += blockSize {
+		t.mu.Lock()
+		step := min(min(limit, t.used)-examined, blockSize)
+		for range step {
+			if t.sweep >= t.used {
+				t.sweep = 0
+			}
+			if r := t.at(slot(t.sweep)); r.State != NoState && t.idle(r, now) {
+				t.expire(r)
+				expired++
+			}
+			t.sweep++
+		}
+		t.mu.Unlock()
+		if step < blockSize {
+			break
+		}
+	}
+	return expired
+}
+
+// Len returns how many records the table has.
+func (t *Table) Len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.index.Len()
+}
+
+// Stats returns the totals at one instant.
+func (t *Table) Stats() Stats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.stats
+	s.Records = t.index.Len()
+	return s
+}
+
+// The rest runs with t.mu held.
+
+func (t *Table) at(s slot) *Record { return &t.blocks[s/blockSize][s%blockSize] }
+
+func (t *Table) idle(r *Record, now int64) bool {
+	return now-r.LastSeen > int64(t.limits.Timeouts.Idle(r))
+}
+
+// same returns the record that rec is a copy of, and the key it is filed under.
+func (t *Table) same(rec *Record) (*Record, flow.Key) {
+	key := canonical(rec.Key)
+	if s, ok := t.index.Peek(key); ok {
+		if r := t.at(s); r.ID == rec.ID && r.Generation == rec.Generation {
+			return r, key
+		}
+	}
+	return nil, key
+}
+
+func (t *Table) expire(r *Record) {
+	t.remove(canonical(r.Key))
+	t.stats.Expired++
+}
+
+func (t *Table) remove(key flow.Key) bool {
+	s, ok := t.index.Peek(key)
+	if !ok {
+		return false
+	}
+	t.index.Remove(key)
+	t.release(s)
+	return true
+}
+
+// acquire returns an empty slot.
+func (t *Table) acquire() slot {
+	if n := len(t.free); n > 0 {
+		s := t.free[n-1]
+		t.free = t.free[:n-1]
+		return s
+	}
+	if t.used == len(t.blocks)*blockSize {
+		t.blocks = append(t.blocks, new([blockSize]Record))
+	}
+	t.used++
+	return slot(t.used - 1)
+}
+
+func (t *Table) release(s slot) {
+	*t.at(s) = Record{}
+	t.free = append(t.free, s)
+}
