@@ -3,7 +3,12 @@
 // can import.
 package api
 
-import "github.com/tierwall/tierwall/policy/diag"
+import (
+	"strconv"
+	"strings"
+
+	"github.com/tierwall/tierwall/policy/diag"
+)
 
 // Kind describes one API kind that can be decoded.
 type Kind struct {
@@ -12,6 +17,11 @@ type Kind struct {
 	// New returns a pointer to a zero value of the Go type whose JSON form the
 	// kind has. Decoding is strict against that type.
 	New func() any
+	// Hint, when set, is asked about a field New's type does not have, before the
+	// decoder makes its own guess. path is the field's full path with indexes,
+	// "spec.subject.pods". It returns what to do instead, "" for no opinion. A
+	// kind whose name other APIs share with another shape uses it.
+	Hint func(path string) string
 }
 
 // GVK returns "group/version Kind" as used in messages.
@@ -36,6 +46,9 @@ type Object struct {
 	Raw map[string]any
 	// File is the source path with ":line", "" for objects from an API server.
 	File string
+	// Lines has the line of each field path, so that findings point at the field
+	// and not only at the object. nil where there is no file. Read only.
+	Lines map[string]int
 }
 
 // Ref returns "Kind namespace/name" ("Kind name" when cluster-scoped), the form
@@ -47,7 +60,22 @@ func (o *Object) Ref() string {
 	return o.Kind.Kind + " " + o.Namespace + "/" + o.Name
 }
 
-// Finding starts a diagnostic about the object.
+// Finding starts a diagnostic about the object. File names the line of path, or
+// of the nearest enclosing field that was written.
 func (o *Object) Finding(path, message, hint string) diag.Diagnostic {
-	return diag.Diagnostic{File: o.File, Object: o.Ref(), Path: path, Message: message, Hint: hint}
+	return diag.Diagnostic{File: o.at(path), Object: o.Ref(), Path: path, Message: message, Hint: hint}
+}
+
+// at returns File with its line replaced by the line of path.
+func (o *Object) at(path string) string {
+	for p := path; p != ""; p = p[:max(0, strings.LastIndexAny(p, ".["))] {
+		line, ok := o.Lines[p]
+		if !ok {
+			continue
+		}
+		if i := strings.LastIndexByte(o.File, ':'); i >= 0 {
+			return o.File[:i+1] + strconv.Itoa(line)
+		}
+	}
+	return o.File
 }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -48,14 +49,27 @@ func (l *List) Add(o List) {
 	l.Warnings = append(l.Warnings, o.Warnings...)
 }
 
-// Sort orders findings by file, object and path, so output is stable.
+// Sort orders findings by file, line, object and path, so output is stable and
+// reads from the top of each file to its end.
 func (l *List) Sort() {
 	by := func(a, b Diagnostic) int {
-		return cmp.Or(strings.Compare(a.File, b.File), strings.Compare(a.Object, b.Object),
+		fileA, lineA := splitLine(a.File)
+		fileB, lineB := splitLine(b.File)
+		return cmp.Or(strings.Compare(fileA, fileB), cmp.Compare(lineA, lineB), strings.Compare(a.Object, b.Object),
 			strings.Compare(a.Path, b.Path), strings.Compare(a.Message, b.Message))
 	}
 	slices.SortStableFunc(l.Errors, by)
 	slices.SortStableFunc(l.Warnings, by)
+}
+
+// splitLine takes a file reference apart; the line is 0 when there is none.
+func splitLine(file string) (string, int) {
+	if i := strings.LastIndexByte(file, ':'); i >= 0 {
+		if line, err := strconv.Atoi(file[i+1:]); err == nil {
+			return file[:i], line
+		}
+	}
+	return file, 0
 }
 
 // Err returns nil without errors, else an error that prints all of them, one a line.

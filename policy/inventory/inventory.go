@@ -1,5 +1,3 @@
-// Package inventory is the living world policies select from: pods, namespaces,
-// nodes and Services, as immutable values without Kubernetes types.
 package inventory
 
 import (
@@ -51,9 +49,12 @@ type Node struct {
 type Service struct {
 	Namespace, Name string
 	ClusterIPs      []netip.Addr // empty when headless
-	Selector        map[string]string
-	Ports           []ServicePort
-	File            string
+	// ExternalIPs are the other addresses the Service proxy answers for:
+	// spec.externalIPs and load balancer addresses of mode VIP.
+	ExternalIPs []netip.Addr
+	Selector    map[string]string
+	Ports       []ServicePort
+	File        string
 }
 
 // ServicePort maps a Service port to its backends' port.

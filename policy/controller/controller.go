@@ -1,0 +1,294 @@
+package controller
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/inventory"
+	"github.com/tierwall/tierwall/policy/lower"
+)
+
+// Source has policies and the world they are about.
+type Source interface {
+	// Load returns everything there is now. With error findings the rest is not
+	// used. It returns early when ctx ends, with whatever.
+	Load(ctx context.Context) ([]*api.Object, *inventory.Snapshot, diag.List)
+	// Changes delivers a value when Load may have something new. One value may
+	// stand for any number of changes; values that change nothing are harmless. A
+	// closed or nil channel means there will be none.
+	Changes() <-chan struct{}
+}
+
+// Publisher puts a table into force. When it returns an error the table may be in
+// force or not; it will be offered again, under a new generation.
+type Publisher interface {
+	Publish(*classifier.Table) error
+}
+
+// Defaults of Config.
+const (
+	DefaultMinInterval   = 10 * time.Millisecond
+	DefaultRetryInterval = time.Second
+)
+
+// Config says what a Controller works with. Source and Publisher are required.
+type Config struct {
+	Source    Source
+	Publisher Publisher
+	// Node is the node policed; "" polices every pod.
+	Node string
+	// MinInterval is the least time between the starts of two updates. 0 means
+	// DefaultMinInterval.
+	MinInterval time.Duration
+	// RetryInterval is the time after which a failed Publish is tried again. 0
+	// means DefaultRetryInterval.
+	RetryInterval time.Duration
+	// Logger receives changes of state. nil means slog.Default.
+	Logger *slog.Logger
+	// Compile builds tables. nil means classifier.Compile.
+	Compile func(rule.Set, *rule.World, classifier.Options) (*classifier.Table, *classifier.Report, error)
+}
+
+// Status is what a controller has reached.
+type Status struct {
+	// Generation of the table in force; 0 before the first.
+	Generation uint64
+	// PolicyHash identifies the rules in force: equal on all nodes that enforce
+	// the same policies. "" before the first table.
+	PolicyHash string
+	// Objects, Rules, Isolations and Pods count what is in force.
+	Objects, Rules, Isolations, Pods int
+	// LastAttempt is when the last update ended, LastSuccess when one last ended
+	// with its input in force. Zero when never.
+	LastAttempt, LastSuccess time.Time
+	// Findings are those of the last attempt. With errors, the table in force is
+	// an older one. Read only.
+	Findings diag.List
+}
+
+// Controller runs the path from source to publisher. Create it with New.
+type Controller struct {
+	cfg    Config
+	reload chan struct{} // capacity 1
+	ready  chan struct{} // closed with the first table
+
+	// Owned by the goroutine in Run.
+	generation uint64 // last one given to a table
+	set        *rule.Set
+	world      *rule.World
+
+	mu     sync.Mutex
+	status Status
+}
+
+// New checks the configuration and returns a controller that does nothing yet.
+func New(cfg Config) (*Controller, error) {
+	if cfg.Source == nil || cfg.Publisher == nil {
+		return nil, errors.New("controller: Source and Publisher are required")
+	}
+	if cfg.MinInterval < 0 || cfg.RetryInterval < 0 {
+		return nil, errors.New("controller: negative interval")
+	}
+	if cfg.MinInterval == 0 {
+		cfg.MinInterval = DefaultMinInterval
+	}
+	if cfg.RetryInterval == 0 {
+		cfg.RetryInterval = DefaultRetryInterval
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Compile == nil {
+		cfg.Compile = classifier.Compile
+	}
+	return &Controller{cfg: cfg, reload: make(chan struct{}, 1), ready: make(chan struct{})}, nil
+}
+
+// Reload asks for an update as a change of the source does. It never blocks.
+func (c *Controller) Reload() {
+	select {
+	case c.reload <- struct{}{}:
+	default: // one is waiting already
+	}
+}
+
+// Ready is closed when the first table has been published.
+func (c *Controller) Ready() <-chan struct{} { return c.ready }
+
+// Status returns the state at this moment.
+func (c *Controller) Status() Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status
+}
+
+// Run updates once, then after every change, until ctx ends. Call it once.
+func (c *Controller) Run(ctx context.Context) {
+	changes := c.cfg.Source.Changes()
+	for {
+		began := time.Now()
+		var retry <-chan time.Time
+		if err := c.update(ctx); err != nil {
+			retry = time.After(c.cfg.RetryInterval)
+		}
+		if !c.wait(ctx, &changes, retry) {
+			return
+		}
+		c.coalesce(ctx, &changes, c.cfg.MinInterval-time.Since(began))
+	}
+}
+
+// wait returns true when there is a reason for an update, false when ctx ended.
+// A closed channel becomes nil, which never has news.
+func (c *Controller) wait(ctx context.Context, changes *<-chan struct{}, retry <-chan time.Time) bool {
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case _, ok := <-*changes:
+			if ok {
+				return true
+			}
+			*changes = nil
+		case <-c.reload:
+			return true
+		case <-retry:
+			return true
+		}
+	}
+}
+
+// coalesce takes in the changes that arrive for a while: the update that follows
+// covers them.
+func (c *Controller) coalesce(ctx context.Context, changes *<-chan struct{}, while time.Duration) {
+	if while <= 0 {
+		return
+	}
+	over := time.After(while)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-over:
+			return
+		case <-c.reload:
+		case _, ok := <-*changes:
+			if !ok {
+				*changes = nil
+			}
+		}
+	}
+}
+
+// update takes one look at the source and puts it in force if it is right and
+// new. The error is non-nil when trying again may help without a change.
+func (c *Controller) update(ctx context.Context) error {
+	objs, snap, findings := c.cfg.Source.Load(ctx)
+	if ctx.Err() != nil {
+		return nil // what was loaded may be cut short
+	}
+	var set rule.Set
+	var world *rule.World
+	if len(findings.Errors) == 0 {
+		var found diag.List
+		set, found = lower.Build(objs, snap)
+		findings.Add(found)
+		var err error
+		if world, err = snap.WorldOf(c.cfg.Node); err != nil {
+			findings.Errors = append(findings.Errors, diag.Diagnostic{
+				Message: err.Error(), Hint: "add the Node object, or correct the node's name in the configuration",
+			})
+		}
+	}
+	if len(findings.Errors) > 0 {
+		c.failed(findings)
+		return nil
+	}
+	if c.set != nil && reflect.DeepEqual(*c.set, set) && reflect.DeepEqual(c.world, world) {
+		c.succeeded(findings, nil)
+		return nil
+	}
+	table, report, err := c.cfg.Compile(set, world, classifier.Options{Generation: c.generation + 1})
+	if err != nil {
+		findings.Errors = append(findings.Errors, diag.Diagnostic{Message: "the policy cannot be compiled: " + err.Error()})
+		c.failed(findings)
+		return nil
+	}
+	c.generation++
+	if err := c.cfg.Publisher.Publish(table); err != nil {
+		c.set, c.world = nil, nil // it may be in force by half: the next input must be published, even the old one
+		findings.Errors = append(findings.Errors, diag.Diagnostic{Message: "the table cannot be put in force: " + err.Error()})
+		c.failed(findings)
+		return err
+	}
+	c.set, c.world = &set, world
+	c.succeeded(findings, func(s *Status) {
+		s.Generation, s.PolicyHash = c.generation, hash(&set)
+		s.Objects, s.Rules, s.Isolations, s.Pods = len(objs), len(set.Rules), len(set.Isolations), len(world.Endpoints)
+		c.cfg.Logger.Info("policy in force", "generation", c.generation, "hash", s.PolicyHash, "objects", s.Objects,
+			"rules", s.Rules, "isolations", s.Isolations, "pods", s.Pods, "warnings", len(findings.Warnings),
+			"compile", report.Elapsed)
+	})
+	return nil
+}
+
+// failed records an attempt that left the table as it was.
+func (c *Controller) failed(findings diag.List) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	news := !reflect.DeepEqual(c.status.Findings, findings)
+	c.status.Findings, c.status.LastAttempt = findings, time.Now()
+	if !news {
+		return // said before
+	}
+	c.cfg.Logger.Error("policy rejected, last good table stays in force",
+		"errors", len(findings.Errors), "warnings", len(findings.Warnings), "generation", c.status.Generation)
+	const most = 10
+	for i, d := range findings.Errors[:min(most, len(findings.Errors))] {
+		c.cfg.Logger.Error("policy error", "number", i+1, "file", d.File, "object", d.Object, "path", d.Path,
+			"error", d.Message, "hint", d.Hint)
+	}
+}
+
+// succeeded records an attempt whose input is in force. change, if not nil,
+// updates what is in force.
+func (c *Controller) succeeded(findings diag.List, change func(*Status)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	recovered := len(c.status.Findings.Errors) > 0
+	c.status.Findings, c.status.LastAttempt = findings, time.Now()
+	c.status.LastSuccess = c.status.LastAttempt
+	if change != nil {
+		first := c.status.Generation == 0
+		change(&c.status)
+		if first {
+			close(c.ready)
+		}
+	}
+	if recovered {
+		c.cfg.Logger.Info("policy accepted again", "generation", c.status.Generation)
+	}
+}
+
+// hash identifies a canonical set. JSON is complete by construction: a field
+// added to the IR counts without anybody remembering to add it here.
+func hash(set *rule.Set) string {
+	h := sha256.New()
+	if err := json.NewEncoder(h).Encode(set); err != nil {
+		// Only a priority that is no number could do this; it has no table.
+		return fmt.Sprintf("unhashable: %v", err)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}

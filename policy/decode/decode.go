@@ -1,0 +1,300 @@
+package decode
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/diag"
+)
+
+// Decoder decodes the objects of some kinds. The zero value knows the kinds of
+// [ClusterKinds] only. A Decoder is not changed by use and may be shared.
+type Decoder struct {
+	// Kinds are the policy kinds, as the dialects list them. The type behind each
+	// embeds metav1.TypeMeta and metav1.ObjectMeta.
+	Kinds []api.Kind
+}
+
+// Decode reads every object in data: YAML of any number of documents, or JSON.
+// file is the path findings name; with "" they name no file, as for objects from
+// an API server.
+//
+// Objects come in the order written, policies and cluster objects mixed (see
+// [IsCluster]); those with an error are left out. Cluster objects carry neither
+// Raw nor Lines. Data without a single object is not an error here.
+func (d *Decoder) Decode(file string, data []byte) ([]*api.Object, diag.List) {
+	r := reader{kinds: append(slices.Clip(d.Kinds), clusterKinds...), file: file}
+	docs, bad := r.documents(data)
+	if bad != nil {
+		r.report(&r.found.Errors, "", *bad)
+	}
+	for _, doc := range docs {
+		if doc.root == nil || len(doc.problems) > 0 {
+			ref := ""
+			if doc.root != nil {
+				ref = identity(doc.root, "")
+			}
+			for _, p := range doc.problems {
+				r.report(&r.found.Errors, ref, p)
+			}
+		}
+		if doc.root != nil {
+			r.usable = len(doc.problems) == 0
+			r.document(doc.root)
+		}
+	}
+	return r.objects, r.found
+}
+
+// Duplicates reports every object that is there twice: same group, kind,
+// namespace and name, whatever the version. Each finding names both places.
+func Duplicates(objs []*api.Object) diag.List {
+	type key struct{ group, kind, namespace, name string }
+	var l diag.List
+	first := make(map[key]*api.Object, len(objs))
+	for _, o := range objs {
+		k := key{o.Kind.Group, o.Kind.Kind, o.Namespace, o.Name}
+		if f := first[k]; f != nil {
+			message := "the object is there twice"
+			if f.File != "" {
+				message += ", first in " + f.File
+			}
+			l.Errors = append(l.Errors, o.Finding("", message, "keep one of the two"))
+			continue
+		}
+		first[k] = o
+	}
+	return l
+}
+
+// reader is one call of Decode.
+type reader struct {
+	kinds   []api.Kind
+	file    string
+	usable  bool // the current document had no problem of its own
+	objects []*api.Object
+	found   diag.List
+}
+
+// report files a problem under an object.
+func (r *reader) report(to *[]diag.Diagnostic, ref string, p problem) {
+	*to = append(*to, diag.Diagnostic{File: r.place(p.line), Object: ref, Path: p.path, Message: p.message, Hint: p.hint})
+}
+
+func (r *reader) place(line int) string {
+	if r.file == "" || line == 0 {
+		return r.file
+	}
+	return r.file + ":" + strconv.Itoa(line)
+}
+
+var bom = []byte("\xef\xbb\xbf")
+
+// documents parses data as what it is.
+func (r *reader) documents(data []byte) ([]document, *problem) {
+	data = bytes.TrimPrefix(data, bom)
+	if p := notText(data); p != nil {
+		return nil, p
+	}
+	if t := bytes.TrimLeft(data, " \t\r\n"); len(t) > 0 && (t[0] == '{' || t[0] == '[') {
+		docs, bad := parseJSON(data)
+		// Without the name of JSON it may still be a YAML flow map.
+		if bad == nil || strings.HasSuffix(strings.ToLower(r.file), ".json") {
+			return docs, bad
+		}
+	}
+	return parseYAML(data), nil
+}
+
+// notText explains why data is not UTF-8 text, nil when it is.
+func notText(data []byte) *problem {
+	const hint = "save the file as plain UTF-8 text"
+	if bytes.HasPrefix(data, []byte{0xff, 0xfe}) || bytes.HasPrefix(data, []byte{0xfe, 0xff}) {
+		return &problem{line: 1, message: "the file is UTF-16", hint: hint}
+	}
+	i := bytes.IndexByte(data, 0)
+	message := "the file is binary: it has a NUL byte"
+	if i < 0 {
+		if utf8.Valid(data) {
+			return nil
+		}
+		for i = 0; ; {
+			c, size := utf8.DecodeRune(data[i:])
+			if c == utf8.RuneError && size == 1 {
+				break
+			}
+			i += size
+		}
+		message = fmt.Sprintf("the file is not UTF-8 text: byte 0x%02x", data[i])
+	}
+	return &problem{line: 1 + bytes.Count(data[:i], []byte("\n")), message: message, hint: hint}
+}
+
+// identity names an object before it is decoded: "Kind namespace/name", as far
+// as it can be read. fallback is the kind of an object that names none.
+func identity(root *node, fallback string) string {
+	kind := root.get("kind").str()
+	if kind == "" {
+		kind = fallback
+	}
+	meta := root.get("metadata")
+	name, namespace := meta.get("name").str(), meta.get("namespace").str()
+	if kind == "" || name == "" {
+		return kind + name
+	}
+	if namespace != "" {
+		name = namespace + "/" + name
+	}
+	return kind + " " + name
+}
+
+// document decodes a top-level value: an object or a list of objects.
+func (r *reader) document(root *node) {
+	if root.kind == badNode {
+		return
+	}
+	if root.kind != mapNode {
+		hint := ""
+		if root.kind == listNode {
+			hint = "objects in a list need a `kind: List` with items around them"
+		}
+		r.report(&r.found.Errors, "", problem{line: root.line, message: "want an object, got " + root.kind.withArticle(), hint: hint})
+		return
+	}
+	kind, items := root.get("kind").str(), root.get("items")
+	if kind == "List" || strings.HasSuffix(kind, "List") && items != nil {
+		r.list(root, kind, items)
+		return
+	}
+	r.object(root, "", "")
+}
+
+// list decodes the items of a v1 List, as kubectl prints, or of an XxxList, as
+// the API server does: its items may leave out apiVersion and kind.
+func (r *reader) list(root *node, kind string, items *node) {
+	version, elem := root.get("apiVersion").str(), strings.TrimSuffix(kind, "List")
+	bad := func(n *node, path, message, hint string) {
+		r.report(&r.found.Errors, kind, problem{line: n.line, path: path, message: message, hint: hint})
+	}
+	if version == "" {
+		bad(root, "apiVersion", "missing", "")
+	} else if elem == "" && version != "v1" {
+		bad(root, "apiVersion", "want v1, got "+version, "")
+	}
+	if elem == "" {
+		version = ""
+	}
+	for i := range root.fields {
+		switch f := &root.fields[i]; f.key {
+		case "apiVersion", "kind", "metadata", "items":
+		default:
+			bad(f.value, f.key, fmt.Sprintf("unknown field %q", f.key), "a list has only items")
+		}
+	}
+	switch {
+	case items == nil:
+		bad(root, "items", "missing", "")
+		return
+	case items.kind == nullNode: // Go's empty list
+		return
+	case items.kind != listNode:
+		bad(items, "items", "want list, got "+items.kind.String(), "")
+		return
+	}
+	for i, it := range items.items {
+		path := index("items", i)
+		itemKind := it.get("kind").str()
+		switch {
+		case it.kind != mapNode:
+			bad(it, path, "want an object, got "+it.kind.withArticle(), "")
+		case itemKind == "List" || strings.HasSuffix(itemKind, "List") && it.get("items") != nil:
+			bad(it, path, "a list inside a list", "move its items up")
+		default:
+			r.object(it, version, elem)
+		}
+	}
+}
+
+// object decodes one object. version and kind are what an object inherits from
+// the list around it.
+func (r *reader) object(root *node, version, kind string) {
+	ref := identity(root, kind)
+	ok := true
+	read := func(name string, to *string) {
+		switch n := root.get(name); {
+		case n == nil || n.kind == nullNode || n.kind == stringNode && n.text == "":
+			if *to == "" {
+				ok = false
+				r.report(&r.found.Errors, ref, problem{line: root.line, path: name, message: "missing", hint: "every object needs apiVersion and kind"})
+			}
+		case n.kind != stringNode:
+			ok = false
+			r.report(&r.found.Errors, ref, problem{line: n.line, path: name, message: "want string, got " + n.kind.String(), hint: quoteHint(n)})
+		default:
+			*to = n.text
+		}
+	}
+	read("apiVersion", &version)
+	read("kind", &kind)
+	if !ok {
+		return
+	}
+	group, v, found := strings.Cut(version, "/")
+	if !found {
+		group, v = "", version
+	}
+	known := slices.IndexFunc(r.kinds, func(k api.Kind) bool { return k.Group == group && k.Version == v && k.Kind == kind })
+	if known < 0 {
+		p, isError := r.unknownKind(group, v, kind)
+		p.line = child(root, p.path).line
+		to := &r.found.Warnings
+		if isError {
+			to = &r.found.Errors
+		}
+		r.report(to, ref, p)
+		return
+	}
+	r.known(root, r.kinds[known])
+}
+
+// known decodes an object of a known kind.
+func (r *reader) known(root *node, kind api.Kind) {
+	w := walker{kind: kind, lenient: isClusterKind(kind)}
+	if !w.lenient && r.file != "" {
+		w.lines = map[string]int{}
+	}
+	o := &api.Object{Kind: kind, Value: kind.New(), File: r.place(root.line), Lines: w.lines}
+	w.fill(reflect.ValueOf(o.Value).Elem(), root, "", "")
+	meta, typeMeta := metaOf(o.Value)
+	if meta == nil || typeMeta == nil {
+		panic("decode: the type of " + kind.GVK() + " lacks TypeMeta or ObjectMeta")
+	}
+	*typeMeta = metav1.TypeMeta{APIVersion: apiVersion(kind), Kind: kind.Kind} // a list may imply them
+	w.checkMeta(meta, root)
+	o.Namespace, o.Name = meta.Namespace, meta.Name
+	o.Annotations, o.Generation = meta.Annotations, meta.Generation
+	if !w.lenient {
+		o.Raw, _ = root.raw().(map[string]any)
+	}
+	ref := o.Ref()
+	if o.Name == "" {
+		ref = kind.Kind
+	}
+	for _, p := range w.errors {
+		r.report(&r.found.Errors, ref, p)
+	}
+	for _, p := range w.warnings {
+		r.report(&r.found.Warnings, ref, p)
+	}
+	if len(w.errors) == 0 && r.usable {
+		r.objects = append(r.objects, o)
+	}
+}

@@ -1,0 +1,27 @@
+package kube
+
+import (
+	"fmt"
+
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/diag"
+)
+
+// Findings collects what is wrong with one object.
+type Findings struct {
+	Object *api.Object
+	List   diag.List
+}
+
+// Error adds an error at a field path. hint says what to write instead and may be empty.
+func (f *Findings) Error(path, message, hint string) {
+	f.List.Errors = append(f.List.Errors, f.Object.Finding(path, message, hint))
+}
+
+// Warn adds a warning at a field path.
+func (f *Findings) Warn(path, message, hint string) {
+	f.List.Warnings = append(f.List.Warnings, f.Object.Finding(path, message, hint))
+}
+
+// At returns the path of item i of a list field.
+func At(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

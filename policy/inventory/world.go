@@ -1,0 +1,69 @@
+package inventory
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/tierwall/tierwall/classifier/rule"
+)
+
+// World returns the snapshot as the classifier sees it from a node; "" makes
+// every pod local, the view of the offline tools. A node the snapshot does not
+// have gives a world in which that node has no addresses: use [Snapshot.WorldOf]
+// where that is a mistake.
+//
+// Pods without an address are left out. The world shares label maps and slices
+// with the snapshot; both are read only.
+func (s *Snapshot) World(node string) *rule.World {
+	w := &rule.World{
+		Node:      node,
+		Endpoints: make([]rule.Endpoint, 0, len(s.Pods)),
+		Nodes:     make([]rule.Node, 0, len(s.Nodes)),
+	}
+	labels := make(map[string]map[string]string, len(s.Namespaces))
+	for i := range s.Namespaces {
+		labels[s.Namespaces[i].Name] = s.Namespaces[i].Labels
+	}
+	nodeAddr := map[netip.Addr]bool{}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		w.Nodes = append(w.Nodes, rule.Node{Name: n.Name, Addrs: n.Addrs, PodCIDRs: n.PodCIDRs})
+		for _, a := range n.Addrs {
+			nodeAddr[a] = true
+		}
+	}
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		if len(p.IPs) == 0 {
+			continue
+		}
+		w.Endpoints = append(w.Endpoints, rule.Endpoint{
+			Namespace: p.Namespace, Name: p.Name,
+			Labels: p.Labels, NamespaceLabels: labels[p.Namespace],
+			ServiceAccount: p.ServiceAccount, Node: p.Node, HostNetwork: p.HostNetwork,
+			Addrs: p.IPs, Ports: p.Ports,
+		})
+	}
+	for i := range s.Services {
+		w.VIPs = append(w.VIPs, s.Services[i].ClusterIPs...)
+		for _, a := range s.Services[i].ExternalIPs {
+			// A node's own address stays one: not every packet to it meets the
+			// Service proxy.
+			if !nodeAddr[a] {
+				w.VIPs = append(w.VIPs, a)
+			}
+		}
+	}
+	slices.SortFunc(w.VIPs, netip.Addr.Compare)
+	w.VIPs = slices.Compact(w.VIPs)
+	return w
+}
+
+// WorldOf is [Snapshot.World] for a node that has to exist.
+func (s *Snapshot) WorldOf(node string) (*rule.World, error) {
+	if node != "" && !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == node }) {
+		return nil, fmt.Errorf("node %q is not in the inventory of %d nodes", node, len(s.Nodes))
+	}
+	return s.World(node), nil
+}

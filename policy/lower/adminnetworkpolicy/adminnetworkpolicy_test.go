@@ -1,0 +1,206 @@
+package adminnetworkpolicy_test
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/api/kepanp"
+	"github.com/tierwall/tierwall/policy/internal/fixture"
+	"github.com/tierwall/tierwall/policy/inventory"
+	"github.com/tierwall/tierwall/policy/lower/adminnetworkpolicy"
+)
+
+func TestFixtures(t *testing.T) { fixture.Run(t) }
+
+func object(p *kepanp.AdminNetworkPolicy) *api.Object {
+	return &api.Object{Kind: adminnetworkpolicy.Dialect{}.Kinds()[0], Name: p.Name, Value: p}
+}
+
+// policy returns a valid policy with n ingress and m egress rules.
+func policy(name string, priority int32, n, m int) *kepanp.AdminNetworkPolicy {
+	yes := true
+	p := &kepanp.AdminNetworkPolicy{}
+	p.Name = name
+	p.Spec.Priority = &priority
+	p.Spec.Subject.NamespaceSelector = &metav1.LabelSelector{}
+	all := kepanp.L4Selector{AllPorts: &yes}
+	peers := []kepanp.Peer{{Namespaces: &kepanp.NamespaceSet{NamespaceSelector: &metav1.LabelSelector{}}}}
+	for range n {
+		p.Spec.Ingress = append(p.Spec.Ingress, kepanp.IngressRule{Action: "Deny", L4Selector: all, From: peers})
+	}
+	for range m {
+		p.Spec.Egress = append(p.Spec.Egress, kepanp.EgressRule{Action: "Deny", L4Selector: all, To: peers})
+	}
+	return p
+}
+
+func TestLimits(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		priority        int32
+		ingress, egress int
+		errors          int
+	}{
+		{"lowest priority", 0, 1, 1, 0},     // S0-13
+		{"highest priority", 1000, 1, 1, 0}, // S0-13
+		{"priority -1", -1, 1, 1, 1},        // S0-13
+		{"priority 1001", 1001, 1, 1, 1},    // S0-13
+		{"no rules", 1, 0, 0, 0},            // S0-28
+		{"100 ingress", 1, 100, 0, 0},       // S0-20
+		{"60 and 40", 1, 60, 40, 0},         // S0-20
+		{"60 and 41", 1, 60, 41, 1},         // S0-20
+		{"101 egress", 1, 0, 101, 1},        // S0-20
+		{"far too many of all", 2000, 99, 9, 2},
+	} {
+		got := adminnetworkpolicy.Dialect{}.Validate(object(policy("p", c.priority, c.ingress, c.egress)))
+		if len(got.Errors) != c.errors || len(got.Warnings) != 0 {
+			t.Errorf("%s: %d errors, want %d: %v", c.name, len(got.Errors), c.errors, got)
+		}
+	}
+}
+
+// S0-16: only validation knows the bounds of priority.
+func TestAnyPriorityOrders(t *testing.T) {
+	var objs []*api.Object
+	priorities := []int32{math.MaxInt32, 100_000, 1001, 1000, 2, 1, 0, -1, math.MinInt32}
+	for i, p := range priorities {
+		objs = append(objs, object(policy(string(rune('z'-i)), p, 1, 0)))
+	}
+	slices.Reverse(objs)
+	set, found := adminnetworkpolicy.Dialect{}.Lower(objs, &inventory.Snapshot{})
+	if len(found.Warnings) > 0 {
+		t.Error(found)
+	}
+	set.Sort()
+	for i, p := range priorities {
+		band := rule.BandAdmin
+		if p <= 0 {
+			band = rule.BandBaseline
+		}
+		got := set.Rules[i]
+		if want := string(rune('z' - i)); got.Origin.Name != want || got.Order.Band != band {
+			t.Errorf("place %d: got %s in %s, want %s (priority %d) in %s", i, got.Origin.Name, got.Order.Band, want, p, band)
+		}
+	}
+}
+
+// What admission refuses may still arrive through another API server's: it must
+// match nothing, whatever the action (S0-33, S0-35, S0-66, X-23).
+func TestUnknownOptionsMatchNothing(t *testing.T) {
+	yes, no := true, false
+	self := &kepanp.NamespaceSet{Self: &yes}
+	all := &metav1.LabelSelector{}
+	peers := map[string]kepanp.Peer{
+		"no option":           {},
+		"two options":         {Namespaces: self, NamespacedPods: &kepanp.NamespaceAndPodSet{Namespaces: self, Pods: &kepanp.PodSet{PodSelector: all}}},
+		"empty namespaces":    {Namespaces: &kepanp.NamespaceSet{}},
+		"two namespaces":      {Namespaces: &kepanp.NamespaceSet{Self: &yes, NamespaceSelector: all}},
+		"self: false":         {Namespaces: &kepanp.NamespaceSet{Self: &no}},
+		"notSelf: false":      {Namespaces: &kepanp.NamespaceSet{NotSelf: &no}},
+		"empty pods":          {NamespacedPods: &kepanp.NamespaceAndPodSet{Namespaces: self, Pods: &kepanp.PodSet{}}},
+		"two pods":            {NamespacedPods: &kepanp.NamespaceAndPodSet{Namespaces: self, Pods: &kepanp.PodSet{PodSelector: all, SameLabels: []string{"a"}}}},
+		"no pods":             {NamespacedPods: &kepanp.NamespaceAndPodSet{Namespaces: self}},
+		"no namespaces":       {NamespacedPods: &kepanp.NamespaceAndPodSet{Pods: &kepanp.PodSet{PodSelector: all}}},
+		"pods, no namespaces": {NamespacedPods: &kepanp.NamespaceAndPodSet{Namespaces: &kepanp.NamespaceSet{}, Pods: &kepanp.PodSet{PodSelector: all}}},
+	}
+	e := rule.Endpoint{Namespace: "x", Name: "p"}
+	for name, peer := range peers {
+		for _, action := range []string{"Allow", "Deny", "Pass"} {
+			p := policy("p", 1, 1, 0)
+			p.Spec.Ingress[0].Action, p.Spec.Ingress[0].From = action, []kepanp.Peer{peer}
+			if found := (adminnetworkpolicy.Dialect{}).Validate(object(p)); len(found.Errors) == 0 {
+				t.Errorf("%s: accepted", name)
+			}
+			set, _ := adminnetworkpolicy.Dialect{}.Lower([]*api.Object{object(p)}, &inventory.Snapshot{})
+			for _, r := range set.Rules {
+				for _, got := range r.Peers {
+					if got.Kind != rule.PeerPods || got.Pods.Matches(&e) && got.Relation.Holds(&e, &e) {
+						t.Errorf("%s: %s from %s", name, action, got.String())
+					}
+				}
+			}
+		}
+	}
+	for name, change := range map[string]func(*kepanp.Spec){
+		"no priority": func(s *kepanp.Spec) { s.Priority = nil },
+		"no subject":  func(s *kepanp.Spec) { s.Subject = kepanp.Subject{} },
+		"half a subject": func(s *kepanp.Spec) {
+			s.Subject = kepanp.Subject{NamespaceAndPodSelector: &kepanp.NamespaceAndPodSelector{PodSelector: all}}
+		},
+		"unknown action":    func(s *kepanp.Spec) { s.Ingress[0].Action = "Log" },
+		"no l4Selector":     func(s *kepanp.Spec) { s.Ingress[0].L4Selector = kepanp.L4Selector{} },
+		"allPorts: false":   func(s *kepanp.Spec) { s.Ingress[0].L4Selector = kepanp.L4Selector{AllPorts: &no} },
+		"item without port": func(s *kepanp.Spec) { s.Ingress[0].L4Selector = kepanp.L4Selector{Ports: []kepanp.Port{{}}} },
+	} {
+		p := policy("p", 1, 1, 0)
+		change(&p.Spec)
+		if found := (adminnetworkpolicy.Dialect{}).Validate(object(p)); len(found.Errors) == 0 {
+			t.Errorf("%s: accepted", name)
+		}
+		set, _ := adminnetworkpolicy.Dialect{}.Lower([]*api.Object{object(p)}, &inventory.Snapshot{})
+		for i := range set.Rules {
+			if r := &set.Rules[i]; r.Subject.Matches(&e) && len(r.L4) > 0 {
+				t.Errorf("%s: lowered to\n%s", name, set.Text())
+			}
+		}
+	}
+}
+
+// X-01: objects that were not decoded strictly are told apart by Validate.
+func TestReleasedShape(t *testing.T) {
+	for _, c := range []struct{ name, path, word, raw string }{
+		{"kep", "", "", `{"spec": {"subject": {"namespaceSelector": {}}, "ingress": [{"l4Selector": {}, "from": [{"namespaces": {"self": true}}]}]}}`},
+		{"nothing tells", "", "", `{"spec": {"ingress": [{"from": [{"namespaces": {"sameLabels": ["a"]}}]}]}}`},
+		{"strange", "", "", `{"spec": {"subject": 1, "ingress": {"a": 1}, "egress": [null, 1]}}`},
+		{"subject", "spec.subject.namespaces", "released", `{"spec": {"subject": {"namespaces": {}}}}`},
+		{"pods subject", "spec.subject.pods", "released", `{"spec": {"subject": {"pods": {}}}}`},
+		{"ports", "spec.egress[1].ports", "released", `{"spec": {"egress": [{}, {"ports": []}]}}`},
+		{"networks", "spec.egress[0].to[1].networks", "released", `{"spec": {"egress": [{"to": [{}, {"networks": []}]}]}}`},
+		{"plain selector", "spec.ingress[0].from[0].namespaces.matchLabels", "released", `{"spec": {"ingress": [{"from": [{"namespaces": {"matchLabels": {}}}]}]}}`},
+		{"mixed", "spec.ingress[0].ports", "spec.subject.namespaceSelector", `{"spec": {"subject": {"namespaceSelector": {}}, "ingress": [{"ports": []}]}}`},
+		{"mixed peer", "spec.subject.namespaces", "spec.ingress[0].from[0].namespacedPods", `{"spec": {"subject": {"namespaces": {}}, "ingress": [{"from": [{"namespacedPods": {}}]}]}}`},
+	} {
+		o := object(policy("p", 1, 1, 0))
+		if err := json.Unmarshal([]byte(c.raw), &o.Raw); err != nil {
+			t.Fatal(err)
+		}
+		found := adminnetworkpolicy.Dialect{}.Validate(o).Errors
+		switch {
+		case c.path == "":
+			if len(found) > 0 {
+				t.Errorf("%s: %v", c.name, found)
+			}
+		case len(found) != 1 || found[0].Path != c.path || !strings.Contains(found[0].Message, c.word):
+			t.Errorf("%s: got %v, want one error at %s about %q", c.name, found, c.path, c.word)
+		}
+	}
+}
+
+func TestKeepsWhatExplainNeeds(t *testing.T) {
+	p := policy("p", 5, 1, 0)
+	p.Spec.Ingress[0].Name, p.Spec.Ingress[0].Action = "to-np", "Pass"
+	o := object(p)
+	o.Generation = 4
+	set, _ := adminnetworkpolicy.Dialect{}.Lower([]*api.Object{o}, &inventory.Snapshot{})
+	want := rule.Origin{
+		Group: "policy.networking.k8s.io", Kind: "AdminNetworkPolicy", Name: "p",
+		Rule: "to-np", Word: "Pass", Dialect: "kep", Generation: 4, // X-21
+	}
+	if got := set.Rules[0].Origin; got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got := set.Rules[0].Skip; got != rule.Bands(rule.BandAdmin) {
+		t.Errorf("Pass skips %s", got)
+	}
+	other := &api.Object{Kind: o.Kind, Name: "x", Value: "not a policy"}
+	if found := (adminnetworkpolicy.Dialect{}).Validate(other); len(found.Errors) != 1 {
+		t.Error("took a string for a policy")
+	}
+}

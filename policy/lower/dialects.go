@@ -1,0 +1,94 @@
+package lower
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/inventory"
+	"github.com/tierwall/tierwall/policy/lower/adminnetworkpolicy"
+	"github.com/tierwall/tierwall/policy/lower/networkpolicy"
+)
+
+// All returns every policy language this version enforces, strongest band first.
+// The order has no influence on verdicts: bands do that.
+func All() []Dialect {
+	return []Dialect{
+		adminnetworkpolicy.Dialect{},
+		networkpolicy.Dialect{},
+	}
+}
+
+// Kinds returns the API kinds of all dialects: what a decoder must know.
+func Kinds() []api.Kind {
+	var out []api.Kind
+	for _, d := range All() {
+		out = append(out, d.Kinds()...)
+	}
+	return out
+}
+
+// Build turns objects into rules: it validates each object, lowers all of them
+// and sorts the result, so that the order of objs does not matter.
+//
+// With an error among the findings the set is empty: no half of a policy is ever
+// in force. Warnings leave it usable. Objects of a kind no dialect has are errors.
+// Findings are sorted; objs and inv are not modified.
+func Build(objs []*api.Object, inv *inventory.Snapshot) (rule.Set, diag.List) {
+	return build(All(), objs, inv)
+}
+
+func build(dialects []Dialect, objs []*api.Object, inv *inventory.Snapshot) (rule.Set, diag.List) {
+	type gvk struct{ group, version, kind string }
+	owner := map[gvk]int{}
+	for i, d := range dialects {
+		for _, k := range d.Kinds() {
+			owner[gvk{k.Group, k.Version, k.Kind}] = i
+		}
+	}
+	var findings diag.List
+	valid := make([][]*api.Object, len(dialects))
+	for _, o := range objs {
+		i, ok := owner[gvk{o.Kind.Group, o.Kind.Version, o.Kind.Kind}]
+		if !ok {
+			findings.Errors = append(findings.Errors, o.Finding("",
+				fmt.Sprintf("this version does not enforce %s", o.Kind.GVK()), ""))
+			continue
+		}
+		found := dialects[i].Validate(o)
+		findings.Add(found)
+		if len(found.Errors) == 0 {
+			valid[i] = append(valid[i], o)
+		}
+	}
+	// Valid objects are lowered even if others are not, for their findings.
+	var set rule.Set
+	for i, d := range dialects {
+		lowered, found := d.Lower(valid[i], inv)
+		set.Add(lowered)
+		findings.Add(found)
+	}
+	set.Sort()
+	if err := set.Validate(); err != nil {
+		for _, e := range unwrap(err) {
+			findings.Errors = append(findings.Errors, diag.Diagnostic{
+				Message: e.Error(), Hint: "this is a fault of Tierwall, not of the policy: please report it",
+			})
+		}
+	}
+	findings.Sort()
+	if len(findings.Errors) > 0 {
+		return rule.Set{}, findings
+	}
+	return set, findings
+}
+
+func unwrap(err error) []error {
+	var joined interface{ Unwrap() []error }
+	if errors.As(err, &joined) {
+		return joined.Unwrap()
+	}
+	return []error{err}
+}

@@ -1,0 +1,162 @@
+package manifests
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/decode"
+	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/inventory"
+)
+
+// Size limits in bytes. A file is read whole, and reading YAML takes tens of
+// times its size in memory.
+const (
+	MaxFile  = 8 << 20
+	MaxTotal = 64 << 20
+)
+
+// Stdin is the path that stands for standard input.
+const Stdin = "-"
+
+// Loader loads manifests. Set Kinds; the other fields are optional.
+type Loader struct {
+	Kinds []api.Kind // the policy kinds, as the dialects list them
+	// Inventory is for the offline tools; leave it zero in a daemon.
+	Inventory inventory.Options
+	Stdin     io.Reader // read for path [Stdin]; nil is os.Stdin
+}
+
+// Load is [Loader.Load] with nothing but kinds.
+func Load(path string, kinds []api.Kind) ([]*api.Object, *inventory.Snapshot, diag.List) {
+	return Loader{Kinds: kinds}.Load(path)
+}
+
+// Load reads a directory, a file, or standard input, and returns the policy
+// objects in the order read, the world, and all findings, sorted. With error
+// findings the rest is incomplete: good for more findings, not for use. The
+// snapshot is never nil.
+func (l Loader) Load(path string) ([]*api.Object, *inventory.Snapshot, diag.List) {
+	r := run{dec: decode.Decoder{Kinds: l.Kinds}}
+	if path == Stdin {
+		in := l.Stdin
+		if in == nil {
+			in = os.Stdin
+		}
+		r.read("stdin", in)
+	} else {
+		files := 0
+		err := walk(path, func(file string, info fs.FileInfo) {
+			files++
+			r.file(file, info)
+		}, nil)
+		switch {
+		case err != nil:
+			r.walkErrors(path, err)
+		case files == 0:
+			r.fail(path, "the directory has no manifest", "put *.yaml, *.yml or *.json files there")
+		}
+	}
+	r.found.Add(decode.Duplicates(r.objs))
+	snap, found := inventory.Build(r.objs, l.Inventory)
+	r.found.Add(found)
+	r.found.Sort()
+	policies := make([]*api.Object, 0, len(r.objs))
+	for _, o := range r.objs {
+		if !decode.IsCluster(o) {
+			policies = append(policies, o)
+		}
+	}
+	return policies, snap, r.found
+}
+
+// run is one call of Load.
+type run struct {
+	dec   decode.Decoder
+	objs  []*api.Object
+	found diag.List
+	total int64
+}
+
+func (r *run) fail(file, message, hint string) {
+	r.found.Errors = append(r.found.Errors, diag.Diagnostic{File: file, Message: message, Hint: hint})
+}
+
+// walkErrors reports what walk joined, one finding each.
+func (r *run) walkErrors(path string, err error) {
+	list := []error{err}
+	if j := interface{ Unwrap() []error }(nil); errors.As(err, &j) {
+		list = j.Unwrap()
+	}
+	for _, e := range list {
+		file, message := path, e.Error()
+		var pe *fs.PathError
+		if errors.As(e, &pe) {
+			file, message = pe.Path, pe.Err.Error()
+		}
+		r.fail(file, "cannot be read: "+message, "")
+	}
+}
+
+func (r *run) file(path string, info fs.FileInfo) {
+	switch {
+	case !info.Mode().IsRegular():
+		r.fail(path, "not a regular file", "") // reading a pipe would wait forever
+		return
+	case info.Size() > MaxFile:
+		r.tooLarge(path, fmt.Sprintf("the file has %d bytes", info.Size()))
+		return
+	}
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return // removed since the directory was read: its removal is the next change
+	}
+	if err != nil {
+		r.walkErrors(path, err)
+		return
+	}
+	defer f.Close()
+	r.read(path, f)
+}
+
+func (r *run) tooLarge(path, what string) {
+	r.fail(path, fmt.Sprintf("%s, the limit is %d (%d MiB)", what, MaxFile, MaxFile>>20), "split it into several files")
+}
+
+// read decodes one input.
+func (r *run) read(name string, in io.Reader) {
+	data, err := io.ReadAll(io.LimitReader(in, MaxFile+1))
+	if err != nil {
+		r.walkErrors(name, err)
+		return
+	}
+	if len(data) > MaxFile {
+		r.tooLarge(name, "the input is larger than allowed")
+		return
+	}
+	if r.total += int64(len(data)); r.total > MaxTotal {
+		if r.total-int64(len(data)) <= MaxTotal { // say it once
+			r.fail(name, fmt.Sprintf("all files together exceed the limit of %d MiB; this and later ones are not read", MaxTotal>>20), "")
+		}
+		return
+	}
+	objs, found := r.dec.Decode(name, data)
+	r.objs = append(r.objs, objs...)
+	r.found.Add(found)
+	if len(objs) > 0 || len(found.Errors) > 0 || len(found.Warnings) > 0 {
+		return
+	}
+	none := diag.Diagnostic{File: name, Message: "the file has no objects"}
+	if len(bytes.TrimSpace(data)) > 0 {
+		none.Hint = "remove the file if that is meant"
+		r.found.Warnings = append(r.found.Warnings, none)
+		return
+	}
+	none.Hint = "the file is empty; was it written completely?"
+	r.found.Errors = append(r.found.Errors, none)
+}
