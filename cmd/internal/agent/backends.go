@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp"
+	"github.com/tierwall/tierwall/dataplane/nfqueue"
+)
+
+// openBackends starts the backends that c.Dataplane asks for, in the current
+// network namespace. names joins their names with "+", fast path first; why says
+// in one sentence what was chosen for which reason.
+//
+// nfqueue is opened first and afxdp closed first: while the fast path runs, the
+// forward hook behind it is in force.
+func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, why string, err error) {
+	open := func(name string, b dataplane.Backend, err error) bool {
+		if err == nil {
+			backends = append(backends, b)
+			return true
+		}
+		log.Warn("backend not available", "backend", name, "error", err)
+		return false
+	}
+	switch c.Dataplane {
+	case "nfqueue":
+		b, err := newNFQueue(c, log)
+		if err != nil {
+			return nil, "", fmt.Errorf("nfqueue backend: %w", err)
+		}
+		return []dataplane.Backend{b}, "nfqueue alone, as configured", nil
+	case "afxdp":
+		b, err := newAFXDP(c, true, log)
+		if err != nil {
+			return nil, "", fmt.Errorf("afxdp backend: %w", err)
+		}
+		return []dataplane.Backend{b}, "afxdp alone, as configured: what it cannot judge is dropped", nil
+	}
+	nf, nfErr := newNFQueue(c, log)
+	hooked := open("nfqueue", nf, nfErr)
+	xdp, xdpErr := newAFXDP(c, !hooked, log)
+	fast := open("afxdp", xdp, xdpErr)
+	switch {
+	case hooked && fast:
+		return backends, "auto: both backends run on this kernel", nil
+	case hooked:
+		return backends, fmt.Sprintf("auto: nfqueue alone, because %v", xdpErr), nil
+	case fast:
+		return backends, fmt.Sprintf("auto: afxdp alone, because %v; what it cannot judge is dropped", nfErr), nil
+	}
+	return nil, "", fmt.Errorf("no backend runs on this kernel: %w", errors.Join(
+		fmt.Errorf("nfqueue: %w", nfErr), fmt.Errorf("afxdp: %w", xdpErr)))
+}
+
+func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
+	b, err := nfqueue.New(nfqueue.Config{
+		QueueNum: c.NFQueue.FirstQueue, Queues: c.NFQueue.Queues, QueueLen: c.NFQueue.QueueLength,
+		FailOpen: c.FailMode == "open", Marks: nfqueueMarks, Logger: log.With("backend", "nfqueue"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, error) {
+	if err := afxdp.Probe(); err != nil {
+		return nil, err
+	}
+	b, err := afxdp.New(afxdp.Config{
+		Strict: strict, FlowEntries: int(c.AFXDP.FlowEntries), Marks: afxdpMarks, Logger: log.With("backend", "afxdp"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// The accept bit is the one thing both backends must agree on: what the fast
+// path accepted, the forward hook does not queue.
+var (
+	nfqueueMarks = nfqueue.DefaultMarks
+	afxdpMarks   = afxdp.DefaultMarks
+)
+
+// cleanup removes what runs that did not end orderly left in the current
+// network namespace.
+func cleanup() error {
+	return errors.Join(afxdp.Cleanup(), nfqueue.Cleanup(nfqueueMarks))
+}

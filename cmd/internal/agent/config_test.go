@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestManual keeps deploy/config.yaml, the manual, equal to the defaults.
+func TestManual(t *testing.T) {
+	got, err := Load("../../../deploy/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := Default(); got != want {
+		t.Errorf("deploy/config.yaml says\n%+v\nthe code\n%+v", got, want)
+	}
+	manual, err := os.ReadFile("../../../deploy/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{
+		"node:", "manifests:", "dataplane:", "failMode:", "established:", "audit:", "  file:", "  format:", "  window:",
+		"  all:", "  denies:", "conntrack:", "  maxConnections:", "nfqueue:", "  firstQueue:", "  queues:", "  queueLength:",
+		"afxdp:", "  flowEntries:",
+	} {
+		if !strings.Contains(string(manual), "\n"+key) {
+			t.Errorf("the manual leaves out %q", key)
+		}
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		"dataplan: auto":                    "dataplan",
+		"dataplane: auto\ndataplane: afxdp": "dataplane",
+		"conntrack: {maxConnections: many}": "maxConnections",
+		"audit: {window: soon}":             "soon",
+	} {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(path); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%q: error %v, want one naming the file and %q", text, err, want)
+		}
+	}
+}
+
+func TestValidateNamesEveryMistake(t *testing.T) {
+	c := Default()
+	c.Dataplane, c.FailMode, c.Established, c.Audit.Format = "xdp", "half", "maybe", "xml"
+	c.Audit.Window.Duration, c.Manifests, c.Conntrack.MaxConnections, c.AFXDP.FlowEntries = 0, "", 0, 1
+	err := c.Validate()
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, key := range []string{"dataplane", "failMode", "established", "audit.format", "audit.window", "manifests", "conntrack.maxConnections", "afxdp.flowEntries"} {
+		if !strings.Contains(err.Error(), key) {
+			t.Errorf("error does not name %s:\n%v", key, err)
+		}
+	}
+	if good := Default(); good.Validate() != nil || good.Node == "" {
+		t.Errorf("defaults refused, or no node name: %+v", good)
+	}
+}

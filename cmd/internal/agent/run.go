@@ -1,0 +1,319 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/conntrack"
+	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/controller"
+	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/inventory"
+	"github.com/tierwall/tierwall/policy/lower"
+	"github.com/tierwall/tierwall/policy/source/manifests"
+)
+
+// Ready is what the daemon writes to its ready file once the policy is in force.
+type Ready struct {
+	Ready      bool   `json:"ready"`
+	Dataplane  string `json:"dataplane"` // backends, fast path first: "afxdp+nfqueue"
+	Why        string `json:"why"`
+	Generation uint64 `json:"generation"`
+}
+
+// daemon is one running agent.
+type daemon struct {
+	cfg        Config
+	log        *slog.Logger
+	backends   []dataplane.Backend // in the order they were opened
+	names, why string
+	engine     *dataplane.Engine
+	audit      *audit.Writer // nil without an audit log
+	control    *controller.Controller
+}
+
+// Run is the daemon, from start to end. It returns nil when ctx ends, after an
+// orderly stop, and otherwise what made it impossible to go on. Log lines go to
+// standard error.
+//
+// Signals: SIGHUP reloads the manifests and reopens the audit log; SIGUSR1
+// writes the stats file. The caller turns SIGTERM and SIGINT into the end of ctx.
+//
+// The calling thread's network namespace is the node's. It must not be changed
+// while Run runs.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	d := &daemon{cfg: cfg, log: newLogger(cfg.LogLevel)}
+	if cfg.CleanupOnly {
+		return cleanup()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+
+	src, err := newSource(ctx, cfg.Manifests)
+	if err != nil {
+		return err
+	}
+	// Refuse to start on bad input: there is no last good table to keep, and a
+	// daemon that runs without a policy looks as if it protected somebody.
+	if err := src.check(ctx, cfg.Node); err != nil {
+		return err
+	}
+	if err := d.open(); err != nil {
+		return err
+	}
+	d.control, err = controller.New(controller.Config{
+		Source: src, Publisher: publisher{d.engine, d.log}, Node: cfg.Node, Logger: d.log,
+	})
+	if err != nil {
+		return errors.Join(err, d.close())
+	}
+	return errors.Join(d.serve(ctx, cancel), d.close())
+}
+
+// open starts everything that does not need a policy.
+func (d *daemon) open() error {
+	backends, why, err := openBackends(&d.cfg, d.log)
+	if err != nil {
+		return err
+	}
+	d.backends, d.why = backends, why
+	for i := len(backends) - 1; i >= 0; i-- {
+		if d.names != "" {
+			d.names += "+"
+		}
+		d.names += backends[i].Name()
+	}
+	d.log.Info("backends chosen", "dataplane", d.names, "why", why)
+	established := dataplane.Strict
+	if d.cfg.Established == "keep" {
+		established = dataplane.Keep
+	}
+	failMode := dataplane.FailClosed
+	if d.cfg.FailMode == "open" {
+		failMode = dataplane.FailOpen
+	}
+	d.engine = dataplane.New(dataplane.Config{
+		Backends: backends, FailMode: failMode, Established: established,
+		Conntrack: conntrack.Limits{Records: d.cfg.Conntrack.MaxConnections},
+		AuditAll:  d.cfg.Audit.All, AuditDenies: d.cfg.Audit.Denies, Logger: d.log,
+	})
+	if d.cfg.Audit.File == "" {
+		return nil
+	}
+	if err := d.openAudit(); err != nil {
+		return errors.Join(err, d.close())
+	}
+	return nil
+}
+
+func (d *daemon) openAudit() error {
+	if err := os.MkdirAll(filepath.Dir(d.cfg.Audit.File), 0o750); err != nil {
+		return fmt.Errorf("audit log: %w", err)
+	}
+	format, err := audit.ParseFormat(d.cfg.Audit.Format)
+	if err != nil {
+		return fmt.Errorf("audit log: %w", err)
+	}
+	d.audit, err = audit.New(audit.Config{
+		Source: audit.FromEngine(d.engine), Format: format, Path: d.cfg.Audit.File, Node: d.cfg.Node,
+		Window: d.cfg.Audit.Window.Duration, InterfaceName: newInterfaceNames().name, Logger: d.log,
+	})
+	if err != nil {
+		return fmt.Errorf("audit log: %w", err)
+	}
+	return nil
+}
+
+// serve runs until ctx ends or a part fails. Parts stop in the order packets
+// flow: no new policy, no more packets, the last audit records.
+func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) error {
+	var packets, records sync.WaitGroup
+	var engineErr, auditErr error
+	auditCtx, stopAudit := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopAudit()
+	if d.audit != nil {
+		records.Go(func() { auditErr = d.audit.Run(auditCtx) })
+	}
+	packets.Go(func() {
+		if engineErr = d.engine.Run(ctx); engineErr != nil {
+			cancel(engineErr)
+		}
+	})
+	packets.Go(func() { d.control.Run(ctx) })
+	d.watch(ctx)
+	packets.Wait()
+	stopAudit()
+	records.Wait()
+	if d.cfg.StatsFile != "" {
+		if err := writeFile(d.cfg.StatsFile, d.stats()); err != nil {
+			d.log.Error("stats file not written", "error", err)
+		}
+	}
+	d.log.Info("stopped", "dataplane", d.names)
+	return errors.Join(engineErr, auditErr)
+}
+
+// watch handles readiness and signals until ctx ends.
+func (d *daemon) watch(ctx context.Context) {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGHUP, syscall.SIGUSR1)
+	defer signal.Stop(signals)
+	ready := d.control.Ready()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ready:
+			ready = nil
+			d.log.Info("ready", "dataplane", d.names, "generation", d.generation())
+			if d.cfg.ReadyFile != "" {
+				r := Ready{Ready: true, Dataplane: d.names, Why: d.why, Generation: d.generation()}
+				if err := writeFile(d.cfg.ReadyFile, r); err != nil {
+					d.log.Error("ready file not written", "error", err)
+				}
+			}
+		case s := <-signals:
+			d.signal(s)
+		}
+	}
+}
+
+func (d *daemon) signal(s os.Signal) {
+	switch {
+	case s == syscall.SIGHUP:
+		d.control.Reload()
+		if d.audit != nil {
+			if err := d.audit.Reopen(); err != nil {
+				d.log.Error("audit log not reopened", "error", err)
+			}
+		}
+	case d.cfg.StatsFile != "":
+		if err := writeFile(d.cfg.StatsFile, d.stats()); err != nil {
+			d.log.Error("stats file not written", "error", err)
+		}
+	}
+}
+
+// close releases the backends, fast path first: the hook behind it stays in
+// force until the end, and beyond it with fail mode closed.
+func (d *daemon) close() error {
+	var errs []error
+	for i := len(d.backends) - 1; i >= 0; i-- {
+		if err := d.backends[i].Close(); err != nil {
+			errs = append(errs, fmt.Errorf("close %s: %w", d.backends[i].Name(), err))
+		}
+	}
+	d.backends = nil
+	return errors.Join(errs...)
+}
+
+func (d *daemon) generation() uint64 { return d.control.Status().Generation }
+
+// publisher puts tables into force.
+type publisher struct {
+	engine *dataplane.Engine
+	log    *slog.Logger
+}
+
+func (p publisher) Publish(t *classifier.Table) error {
+	began := time.Now()
+	cut, err := p.engine.SetTable(t)
+	if err != nil {
+		return err
+	}
+	if cut > 0 {
+		p.log.Info("connections cut by policy", "connections", cut, "generation", t.Generation())
+	}
+	p.log.Debug("table published", "generation", t.Generation(), "elapsed", time.Since(began))
+	return nil
+}
+
+// source reads manifests for the controller.
+type source struct {
+	path    string
+	changes <-chan struct{}
+}
+
+func newSource(ctx context.Context, path string) (*source, error) {
+	changes, err := manifests.Watch(ctx, path, 0)
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: %w", path, err)
+	}
+	return &source{path: path, changes: changes}, nil
+}
+
+func (s *source) Load(context.Context) ([]*api.Object, *inventory.Snapshot, diag.List) {
+	return manifests.Load(s.path, lower.Kinds())
+}
+
+func (s *source) Changes() <-chan struct{} { return s.changes }
+
+// check returns everything that is wrong with the manifests as one error.
+func (s *source) check(ctx context.Context, node string) error {
+	objs, snap, findings := s.Load(ctx)
+	if len(findings.Errors) == 0 {
+		_, found := lower.Build(objs, snap)
+		findings.Add(found)
+	}
+	if err := findings.Err(); err != nil {
+		return fmt.Errorf("the policy has errors:\n%w", err)
+	}
+	if _, err := snap.WorldOf(node); err != nil {
+		return err
+	}
+	return nil
+}
+
+// interfaceNames caches names of interface indexes for audit records. It is
+// used by one goroutine.
+type interfaceNames struct {
+	names map[int32]string
+	read  time.Time
+}
+
+func newInterfaceNames() *interfaceNames { return &interfaceNames{} }
+
+// name returns the name of the interface. Unknown indexes make it read the list
+// again, at most once a second: an index may be gone already.
+func (n *interfaceNames) name(index int32) string {
+	if s, ok := n.names[index]; ok {
+		return s
+	}
+	if now := time.Now(); now.Sub(n.read) >= time.Second {
+		n.read = now
+		if links, err := net.Interfaces(); err == nil {
+			n.names = make(map[int32]string, len(links))
+			for _, l := range links {
+				n.names[int32(l.Index)] = l.Name
+			}
+		}
+	}
+	if s, ok := n.names[index]; ok {
+		return s
+	}
+	return fmt.Sprintf("if%d", index)
+}
+
+func newLogger(level string) *slog.Logger {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(strings.ToUpper(level))); err != nil {
+		l = slog.LevelInfo
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
+}

@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tierwall/tierwall/dataplane/audit"
+)
+
+// AuditLine renders an audit record for people, on one line without a newline:
+//
+//	15:04:05.000 Drop    x/a -> y/b  TCP 80  NetworkPolicy y/default-deny  ingress, isolation
+//
+// Times are in the zone given, to the millisecond.
+func AuditLine(s Style, zone *time.Location, r *audit.Record) string {
+	var b strings.Builder
+	b.WriteString(s.Dim(r.Time.In(zone).Format("15:04:05.000")))
+	if r.Kind == audit.KindLost {
+		fmt.Fprintf(&b, " %s  %d records are missing here: %s", s.Alarm("Lost"), r.Count, r.Reason)
+		return b.String()
+	}
+	fmt.Fprintf(&b, " %s  %s -> %s", s.VerdictAs(r.Verdict, fmt.Sprintf("%-6s", r.Verdict)), s.Bold(r.Source.Name()), s.Bold(r.Destination.Name()))
+	fmt.Fprintf(&b, "  %s", auditProto(r))
+	if by := auditPolicy(r); by != "" {
+		b.WriteString("  " + s.Cyan(by))
+	}
+	var notes []string
+	if r.Direction != "" {
+		notes = append(notes, r.Direction)
+	}
+	if r.Reason != "" && r.Reason != "rule" {
+		notes = append(notes, r.Reason)
+	}
+	if r.Stage == audit.StageAudit {
+		notes = append(notes, "not enforced")
+	}
+	if r.Label != "" {
+		notes = append(notes, "label "+r.Label)
+	}
+	if r.Count > 1 {
+		notes = append(notes, fmt.Sprintf("%d packets", r.Count))
+	}
+	if len(notes) > 0 {
+		b.WriteString("  " + s.Dim(strings.Join(notes, ", ")))
+	}
+	return b.String()
+}
+
+func auditProto(r *audit.Record) string {
+	family := ""
+	if r.Destination != nil && r.Destination.IP.Is6() {
+		family = " v6"
+	}
+	switch {
+	case r.ICMPType != nil && r.ICMPCode != nil:
+		return fmt.Sprintf("%s type %d code %d", r.Protocol, *r.ICMPType, *r.ICMPCode)
+	case r.Destination != nil && r.Destination.Port != 0:
+		return fmt.Sprintf("%s %d%s", r.Protocol, r.Destination.Port, family)
+	}
+	return r.Protocol + family
+}
+
+// auditPolicy names what decided: "NetworkPolicy y/default-deny" for an
+// isolation, with the rule after a colon otherwise.
+func auditPolicy(r *audit.Record) string {
+	if r.Policy == nil {
+		return ""
+	}
+	name := r.Policy.Name
+	if r.Policy.Namespace != "" {
+		name = r.Policy.Namespace + "/" + name
+	}
+	name = r.Policy.Kind + " " + name
+	switch {
+	case r.Rule == nil && len(r.Isolations) > 1:
+		return fmt.Sprintf("%s and %d more", name, len(r.Isolations)-1)
+	case r.Rule == nil:
+		return name
+	case r.Rule.Name != "":
+		return name + ": " + r.Rule.Name
+	}
+	return fmt.Sprintf("%s: %s[%d]", name, r.Direction, r.Rule.Index)
+}

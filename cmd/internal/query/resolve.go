@@ -1,0 +1,200 @@
+package query
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/inventory"
+)
+
+// Target is one end of a question: a pod, an address or a Service.
+type Target struct {
+	Name    string // "namespace/pod", an address, or "svc/namespace/name"
+	Addrs   []netip.Addr
+	Service *inventory.Service // set for a Service; Addrs is then empty
+}
+
+// Resolve reads POD ("namespace/pod", or "pod" when only one namespace has it),
+// an IP address, or "svc/NAMESPACE/NAME". A pod's address names the pod, a
+// Service's address the Service.
+func Resolve(t *classifier.Table, inv *inventory.Snapshot, s string) (Target, error) {
+	services := inv.Services
+	if a, err := netip.ParseAddr(s); err == nil {
+		a = a.Unmap().WithZone("")
+		for i := range services {
+			if slices.Contains(services[i].ClusterIPs, a) {
+				return serviceTarget(&services[i]), nil
+			}
+		}
+		if e := t.Endpoint(flow.AddrFrom(a)); e != nil {
+			return Target{Name: PodName(e), Addrs: []netip.Addr{a}}, nil
+		}
+		return Target{Name: a.String(), Addrs: []netip.Addr{a}}, nil
+	}
+	parts := strings.Split(s, "/")
+	if parts[0] == "svc" && len(parts) > 1 {
+		if len(parts) != 3 {
+			return Target{}, fmt.Errorf("%q: want svc/NAMESPACE/NAME", s)
+		}
+		var known []string
+		for i := range services {
+			if services[i].Namespace == parts[1] && services[i].Name == parts[2] {
+				return serviceTarget(&services[i]), nil
+			}
+			known = append(known, "svc/"+services[i].Namespace+"/"+services[i].Name)
+		}
+		return Target{}, fmt.Errorf("no Service %s/%s in the manifests%s", parts[1], parts[2], among(s, known))
+	}
+	if len(parts) > 2 || s == "" {
+		return Target{}, fmt.Errorf("%q: want NAMESPACE/POD, an IP address or svc/NAMESPACE/NAME", s)
+	}
+	pods := t.World().Endpoints
+	var found []*rule.Endpoint
+	var known []string
+	for i := range pods {
+		name := PodName(&pods[i])
+		if name == s || (len(parts) == 1 && pods[i].Name == s) {
+			found = append(found, &pods[i])
+		}
+		known = append(known, name)
+	}
+	switch {
+	case len(found) == 0 && waiting(inv, s):
+		return Target{}, fmt.Errorf("pod %s has no address (it waits for one, or has ended): no packet can come from it or reach it", s)
+	case len(found) == 0:
+		return Target{}, fmt.Errorf("no pod %s in the manifests%s", s, among(s, known))
+	case len(found) > 1:
+		names := make([]string, len(found))
+		for i, e := range found {
+			names[i] = PodName(e)
+		}
+		return Target{}, fmt.Errorf("pod %s is in several namespaces: say %s", s, strings.Join(names, " or "))
+	}
+	return Target{Name: PodName(found[0]), Addrs: found[0].Addrs}, nil
+}
+
+// waiting reports whether the manifests have the pod, without an address.
+func waiting(inv *inventory.Snapshot, name string) bool {
+	return slices.ContainsFunc(inv.Pods, func(p inventory.Pod) bool {
+		return len(p.IPs) == 0 && (p.Namespace+"/"+p.Name == name || p.Name == name)
+	})
+}
+
+func serviceTarget(s *inventory.Service) Target {
+	return Target{Name: "svc/" + s.Namespace + "/" + s.Name, Service: s}
+}
+
+// among lists what exists, the names that resemble s first, for an error text.
+func among(s string, known []string) string {
+	if len(known) == 0 {
+		return "; there is none at all"
+	}
+	tail := s[strings.LastIndexByte(s, '/')+1:]
+	slices.SortStableFunc(known, func(a, b string) int {
+		return resemblance(b, s, tail) - resemblance(a, s, tail)
+	})
+	const most = 6
+	more := ""
+	if len(known) > most {
+		more = fmt.Sprintf(" and %d more", len(known)-most)
+		known = known[:most]
+	}
+	return "; there is " + strings.Join(known, ", ") + more
+}
+
+func resemblance(known, asked, tail string) int {
+	switch {
+	case strings.HasSuffix(known, "/"+tail):
+		return 3
+	case tail != "" && strings.Contains(known, tail):
+		return 2
+	}
+	if ns, _, ok := strings.Cut(asked, "/"); ok && strings.HasPrefix(known, ns+"/") {
+		return 1
+	}
+	return 0
+}
+
+// Backend is one pod behind a Service and the port it is reached at.
+type Backend struct {
+	Pod  *rule.Endpoint
+	Port Port
+}
+
+// Backends translates a connection to a Service into connections to its pods:
+// the Service port becomes each pod's target port. A headless Service has no
+// translation: clients reach the pods' own addresses at the port they use, and
+// only a name is looked up (as its SRV record would say).
+func Backends(w *rule.World, s *inventory.Service, p Port) ([]Backend, error) {
+	name := "svc/" + s.Namespace + "/" + s.Name
+	if !p.Proto.HasPorts() {
+		return nil, fmt.Errorf("%s: a Service forwards ports; %s has none", name, p.Proto)
+	}
+	if len(s.Selector) == 0 {
+		return nil, fmt.Errorf("%s has no selector: its backends are not in the manifests; ask about their addresses", name)
+	}
+	target, err := targetPort(s, name, p)
+	if err != nil {
+		return nil, err
+	}
+	var out []Backend
+	for i := range w.Endpoints {
+		e := &w.Endpoints[i]
+		if e.Namespace == s.Namespace && len(e.Addrs) > 0 && selects(s.Selector, e.Labels) {
+			out = append(out, Backend{e, target})
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%s selects no pod with an address: connections to it find no backend", name)
+	}
+	return out, nil
+}
+
+func targetPort(s *inventory.Service, name string, p Port) (Port, error) {
+	var declared []string
+	for _, sp := range s.Ports {
+		text := strconv.Itoa(int(sp.Port)) + "/" + sp.Proto
+		if sp.Proto != p.Proto.String() || (p.Name != "" && sp.Name != p.Name) || (p.Name == "" && sp.Port != p.Number) {
+			if sp.Name != "" {
+				text += " (" + sp.Name + ")"
+			}
+			declared = append(declared, text)
+			continue
+		}
+		if len(s.ClusterIPs) == 0 && p.Name == "" {
+			return p, nil
+		}
+		out := Port{Proto: p.Proto, Number: sp.TargetPort, Name: sp.TargetName}
+		if out.Name == "" && out.Number == 0 {
+			out.Number = sp.Port // the API's default target port
+		}
+		if out.Name != "" {
+			out.Text = out.Name + "/" + sp.Proto
+		} else {
+			out.Text = strconv.Itoa(int(out.Number)) + "/" + sp.Proto
+		}
+		return out, nil
+	}
+	if len(s.ClusterIPs) == 0 && p.Name == "" {
+		return p, nil
+	}
+	if len(declared) == 0 {
+		return Port{}, fmt.Errorf("%s has no ports", name)
+	}
+	return Port{}, fmt.Errorf("%s has no port %s; it has %s", name, p.Text, strings.Join(declared, ", "))
+}
+
+func selects(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if got, ok := labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}

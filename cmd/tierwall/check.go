@@ -1,0 +1,54 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tierwall/tierwall/cmd/internal/cli"
+)
+
+func newCheck() *cobra.Command {
+	var dir string
+	output := cli.NewFormat("text", "json")
+	cmd := &cobra.Command{
+		Use:   "check --manifests DIR",
+		Short: "Say what is wrong with manifests",
+		Long: `Reads manifests exactly as the daemon does and reports every error with its file,
+object and field, and what to write instead. The daemon refuses manifests with
+errors as a whole and keeps the last good table; warnings do not stop it.
+
+JSON: {"errors":[{"file","object","path","message","hint"}],"warnings":[…]}.
+Exit code 1 when there are errors.`,
+		Example: `  tierwall check --manifests deploy/examples/broken
+  tierwall check --manifests policies/ -o json | jq -r '.errors[].message'
+  kubectl get netpol,pods,ns -A -o yaml | tierwall check --manifests -`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dir == "" {
+				return usage(cmd, errors.New("--manifests is required"))
+			}
+			in, err := cli.Load(dir, "", cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if err := cli.WriteFindings(out, cli.StyleFor(out), output.JSON(), &in.Findings); err != nil {
+				return err
+			}
+			if !output.JSON() {
+				if _, err := fmt.Fprintf(out, "%d policies: %s\n", len(in.Objects), cli.Count(&in.Findings)); err != nil {
+					return err
+				}
+			}
+			if len(in.Findings.Errors) > 0 {
+				return &cli.FindingError{Err: in.Findings.Err(), Shown: true}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&dir, "manifests", "m", "", "directory or file of Kubernetes YAML, \"-\" for standard input (required)")
+	cmd.Flags().VarP(output, "output", "o", "form of the answer")
+	return cmd
+}

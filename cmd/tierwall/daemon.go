@@ -1,0 +1,37 @@
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tierwall/tierwall/cmd/internal/agent"
+)
+
+// newDaemon is tierwalld inside this binary, so that the demo needs no second
+// one. Operators run tierwalld: it has all settings.
+func newDaemon() *cobra.Command {
+	c := agent.Default()
+	cmd := &cobra.Command{
+		Use:    "daemon --manifests DIR --node NAME",
+		Short:  "Run the node daemon; the demo does",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return agent.Run(ctx, c)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.Manifests, "manifests", c.Manifests, "directory of Kubernetes YAML to enforce")
+	f.StringVar(&c.Node, "node", c.Node, "name of this node's Node object")
+	f.StringVar(&c.Dataplane, "dataplane", c.Dataplane, "auto, afxdp or nfqueue")
+	f.StringVar(&c.Audit.File, "audit-file", c.Audit.File, "audit log, JSON lines")
+	f.StringVar(&c.ReadyFile, "ready-file", "", "written once the policy is in force")
+	f.StringVar(&c.StatsFile, "stats-file", "", "written on SIGUSR1 and at the end")
+	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+	return cmd
+}

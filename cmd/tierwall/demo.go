@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/tierwall/tierwall/cmd/internal/cli"
+	"github.com/tierwall/tierwall/cmd/internal/demo"
+)
+
+func newDemo() *cobra.Command {
+	var c demo.Config
+	output := cli.NewFormat("text", "json")
+	dataplane := cli.NewFormat("auto", "afxdp", "nfqueue")
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Enforce policies on real packets in a small world of their own (root)",
+		Long: `Builds a node, nine pods in the namespaces x, y and z and a host outside out of
+network namespaces, starts the daemon in the node, makes every connection there
+is over TCP and UDP, IPv4 and IPv6, and prints what came through beside what the
+decision table predicts, what the audit log says, and how fast it was.
+
+It needs root and nothing else, leaves nothing behind and never changes the
+network of the machine it runs on. Exit code 1 when wire and table disagree.
+
+--manifests brings your own policies into the world. Its pods carry the label
+pod=a|b|c, their namespaces ns=x|y|z; all serve the ports 80 (web, web-udp) and
+81 (admin, admin-udp); the host outside is 192.0.2.10 and 2001:db8:1::10.`,
+		Example: `  tierwall demo
+  tierwall demo --dataplane nfqueue -o json
+  tierwall demo --manifests my-policies/
+  tierwall demo --keep   # then, elsewhere: ip netns exec tierwall-x-a nc 10.244.7.5 80`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c.Dataplane = dataplane.String()
+			return runDemo(cmd, c, output.JSON())
+		},
+	}
+	f := cmd.Flags()
+	f.Var(dataplane, "dataplane", "how packets reach userspace")
+	f.StringVarP(&c.Policies, "manifests", "m", "", "directory or file with policies of your own (default: built-in ones)")
+	f.BoolVar(&c.Keep, "keep", false, "leave the world running until Ctrl-C and say how to enter it")
+	f.VarP(output, "output", "o", "form of the report")
+	return cmd
+}
+
+func runDemo(cmd *cobra.Command, c demo.Config, asJSON bool) error {
+	// A closed terminal or pipe must not end the process before it has cleaned
+	// up, so these signals only end the context. Once they have, a second one
+	// acts at once: nothing but the temporary directory can be left behind.
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	defer stop()
+	defer context.AfterFunc(ctx, stop)()
+
+	out, errOut := cmd.OutOrStdout(), cmd.ErrOrStderr()
+	c.Executable = "/proc/self/exe" // survives "go run" removing the file
+	c.Progress = progressOn(cmd)
+	style := cli.StyleFor(out)
+	c.Out = func(r *demo.Report) error {
+		if asJSON {
+			return cli.WriteJSON(out, r)
+		}
+		return r.WriteText(out, style, cli.Width(out))
+	}
+	var found error
+	c.Findings = func(in *cli.Input) { found = showFindings(cmd, in, asJSON) }
+	c.Kept = func(k demo.Kept) {
+		fmt.Fprintf(errOut, `
+The world keeps running until Ctrl-C.
+  enter a pod      ip netns exec tierwall-x-a bash   (also: %s)
+  change policies  edit files in %s/policies; the daemon watches them
+  audit log        tierwall audit tail -f %s
+  daemon's log     %s
+`, k.Namespaces[0], k.Manifests, k.AuditFile, k.LogFile)
+	}
+	rep, err := demo.Run(ctx, c)
+	c.Progress.Done()
+	switch {
+	case errors.Is(err, demo.ErrManifests):
+		return found
+	case err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return errors.New("the demo was interrupted; everything it made is gone")
+	case err != nil:
+		return err
+	case rep.Mismatches > 0:
+		return &cli.FindingError{Err: fmt.Errorf("%d mismatches", rep.Mismatches), Shown: true}
+	case rep.Broken > 0:
+		return fmt.Errorf("%d probes failed for reasons of their own", rep.Broken)
+	}
+	return nil
+}
+
+func progressOn(cmd *cobra.Command) *demo.Progress {
+	w := cmd.ErrOrStderr()
+	f, ok := w.(*os.File)
+	return &demo.Progress{W: w, Live: ok && term.IsTerminal(int(f.Fd())), Style: cli.StyleFor(w)}
+}

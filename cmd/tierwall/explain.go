@@ -1,0 +1,99 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tierwall/tierwall/cmd/internal/cli"
+	"github.com/tierwall/tierwall/cmd/internal/query"
+)
+
+func newExplain() *cobra.Command {
+	var q question
+	var from, to, port, icmp string
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "explain --manifests DIR --from POD|IP --to POD|IP|svc/NS/NAME --port PORT/PROTOCOL",
+		Short: "Say what happens to one connection, and why",
+		Long: `Decides one connection and shows the way to the verdict: every band of policies
+that has something to say about either pod, the rule that matched, and why the
+nearest others did not.
+
+A pod is NAMESPACE/POD, or just POD where that is unique. An IP address may be a
+pod's, a node's, a Service's or any other. A Service is resolved as the cluster
+does, to its backends and their target ports, and each backend is explained.
+
+JSON: the fields of "matrix" for the one flow, plus fromIP, toIP, family, packet
+and trace. For a Service: {"from","to","port","verdict","backends":[…]}, verdict
+"mixed" when the backends differ.`,
+		Example: `  tierwall explain --manifests deploy/examples/quickstart --from shop/frontend --to shop/db --port 5432/TCP
+  tierwall explain --manifests deploy/examples/quickstart --from frontend --to svc/shop/backend --port 80/TCP
+  tierwall explain --manifests deploy/examples/quickstart --from 203.0.113.9 --to shop/backend-0 --port http/TCP
+  tierwall explain --manifests deploy/examples/quickstart --from frontend --to db --port 0/ICMP --icmp 8 --family 6`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for name, v := range map[string]string{"--from": from, "--to": to, "--port": port} {
+				if v == "" {
+					return usage(cmd, errors.New("--from, --to and --port are required: "+name+" is missing"))
+				}
+			}
+			p, err := query.ParsePort(port)
+			if err != nil {
+				return usage(cmd, err)
+			}
+			if icmp != "" {
+				if p, err = p.WithICMP(icmp); err != nil {
+					return usage(cmd, err)
+				}
+			}
+			in, err := q.load(cmd)
+			if err != nil {
+				return err
+			}
+			return q.explain(cmd, in, from, to, p, all)
+		},
+	}
+	q.flags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&from, "from", "", "who opens the connection: NAMESPACE/POD or an IP address")
+	f.StringVar(&to, "to", "", "who is called: NAMESPACE/POD, an IP address or svc/NAMESPACE/NAME")
+	f.StringVarP(&port, "port", "p", "", "NUMBER/PROTOCOL or NAME/PROTOCOL; 0/ICMP for ICMP")
+	f.StringVar(&icmp, "icmp", "", "ICMP message, TYPE or TYPE/CODE (default: echo request)")
+	f.BoolVar(&all, "all", false, "show every rule considered, not only the nearest")
+	return cmd
+}
+
+func (q *question) explain(cmd *cobra.Command, in *cli.Input, from, to string, p query.Port, all bool) error {
+	src, err := query.Resolve(in.Table, in.Snapshot, from)
+	if err != nil {
+		return err
+	}
+	if src.Service != nil {
+		return errors.New("--from " + from + " is a Service: connections come from pods and addresses")
+	}
+	dst, err := query.Resolve(in.Table, in.Snapshot, to)
+	if err != nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	style := cli.StyleFor(out)
+	if dst.Service != nil {
+		e, err := query.ExplainService(in.Table, src, dst, p, q.family)
+		if err != nil {
+			return err
+		}
+		if q.output.JSON() {
+			return cli.WriteJSON(out, e)
+		}
+		return query.WriteServiceExplanation(out, style, &e, all)
+	}
+	e, err := query.Explain(in.Table, src, dst, p, q.family)
+	if err != nil {
+		return err
+	}
+	if q.output.JSON() {
+		return cli.WriteJSON(out, e)
+	}
+	return query.WriteExplanation(out, style, &e, all)
+}

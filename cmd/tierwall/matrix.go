@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"iter"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tierwall/tierwall/cmd/internal/cli"
+	"github.com/tierwall/tierwall/cmd/internal/query"
+)
+
+func newMatrix() *cobra.Command {
+	var q question
+	var ports []string
+	cmd := &cobra.Command{
+		Use:   "matrix --manifests DIR [--port PORT/PROTOCOL]…",
+		Short: "Show which pods can connect to which",
+		Long: `Decides a connection from every pod to every pod, itself included, and prints a
+grid per port: rows connect to columns.
+
+A port is NUMBER/PROTOCOL, or NAME/PROTOCOL for a named container port, which may
+have another number on every pod. A pod that has no port of that name is asked
+about port 0, which no rule that lists ports matches. 0/ICMP asks about ping.
+
+Host-network pods are shown too: they share their node's address, so no policy
+selects them, and their own node's pods always accept them. Pods without an
+address, or without one of the family asked for, are left out.
+
+JSON: {"flows":[{"from","to","port","resolvedPort","verdict","egress","ingress"}]}
+where both sides say {"verdict","band","policy","rule","reason"} and, where
+policies in the audit stage were met, "staged" with what they would decide.`,
+		Example: `  tierwall matrix --manifests deploy/examples/quickstart
+  tierwall matrix --manifests deploy/examples/quickstart --port http/TCP --port 0/ICMP
+  tierwall matrix --manifests . --port 5432/TCP -o json | jq '.flows[] | select(.verdict != "Allow")'
+  kubectl get pods,ns,nodes,netpol -A -o yaml | tierwall matrix --manifests -`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			asked, err := parsePorts(ports)
+			if err != nil {
+				return usage(cmd, err)
+			}
+			in, err := q.load(cmd)
+			if err != nil {
+				return err
+			}
+			flows := query.Matrix(in.Table, asked, q.family)
+			out := cmd.OutOrStdout()
+			if q.output.JSON() {
+				return writeFlows(out, flows)
+			}
+			return query.WriteMatrix(out, cli.StyleFor(out), cli.Width(out), slices.Collect(flows))
+		},
+	}
+	q.flags(cmd)
+	cmd.Flags().StringArrayVarP(&ports, "port", "p", []string{"80/TCP"}, "port to ask about; may be given several times")
+	return cmd
+}
+
+// parsePorts parses the ports and drops repetitions.
+func parsePorts(texts []string) ([]query.Port, error) {
+	var out []query.Port
+	for _, s := range texts {
+		p, err := query.ParsePort(s)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// writeFlows streams the JSON object, one flow per line: a thousand pods are a
+// million flows.
+func writeFlows(w io.Writer, flows iter.Seq[query.Flow]) error {
+	b := bufio.NewWriter(w)
+	b.WriteString(`{"flows":[`)
+	separator := "\n"
+	for f := range flows {
+		line, err := json.Marshal(f)
+		if err != nil {
+			return err
+		}
+		b.WriteString(separator)
+		if _, err := b.Write(line); err != nil {
+			return err // a closed pipe ends the work
+		}
+		separator = ",\n"
+	}
+	b.WriteString("\n]}\n")
+	return b.Flush()
+}
