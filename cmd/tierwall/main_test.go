@@ -22,8 +22,6 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) == "1" {
 		main()
 	}
-	// Children are started by tests that test the program as a process.
-	os.Setenv(asProgram, "1")
 	os.Exit(m.Run())
 }
 

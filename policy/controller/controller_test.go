@@ -6,8 +6,10 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,6 +88,31 @@ func (p *publisher) Publish(t *classifier.Table) error {
 	return p.err
 }
 
+func (p *publisher) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.err = err
+}
+
+// published returns the tables so far.
+func (p *publisher) published() []*classifier.Table {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.tables)
+}
+
+func (s *source) loaded() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.loads
+}
+
+// sleep lets fake time pass and everybody finish.
+func sleep(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 // rig is a controller in a synctest bubble: time stands still until everybody
 // waits.
 type rig struct {
@@ -129,8 +156,7 @@ func (r *rig) change(f func()) {
 	f()
 	r.src.mu.Unlock()
 	r.src.changes <- struct{}{}
-	time.Sleep(controller.DefaultMinInterval) // fake time
-	synctest.Wait()
+	sleep(controller.DefaultMinInterval)
 }
 
 // want checks how many tables were published and what the last one says about
@@ -138,14 +164,14 @@ func (r *rig) change(f func()) {
 func (r *rig) want(what string, tables int, verdict classifier.Verdict, generation uint64, errs int) {
 	r.t.Helper()
 	st := r.ctl.Status()
-	if len(r.pub.tables) != tables || st.Generation != generation || len(st.Findings.Errors) != errs {
+	if len(r.pub.published()) != tables || st.Generation != generation || len(st.Findings.Errors) != errs {
 		r.t.Fatalf("%s: %d tables, generation %d, errors %v; want %d, %d and %d of them",
-			what, len(r.pub.tables), st.Generation, st.Findings.Errors, tables, generation, errs)
+			what, len(r.pub.published()), st.Generation, st.Findings.Errors, tables, generation, errs)
 	}
 	if tables == 0 {
 		return
 	}
-	last := r.pub.tables[tables-1]
+	last := r.pub.published()[tables-1]
 	k := flow.MakeKey(flow.TCP, netip.MustParseAddrPort("10.0.0.1:1024"), netip.MustParseAddrPort("10.0.0.2:80"))
 	if got := last.Lookup(k).Verdict; got != verdict {
 		r.t.Errorf("%s: the last table says %s, want %s", what, got, verdict)
@@ -190,8 +216,8 @@ func TestSameInputPublishesNothing(t *testing.T) {
 			rand.Shuffle(2, func(i, j int) { objs[i], objs[j] = objs[j], objs[i] })
 			r.change(func() { r.src.objs, r.src.inv = objs, fixture.MustWorld(t, world).Inventory })
 			r.want("again", 1, classifier.Allow, 1, 0)
-			if r.src.loads != i+2 {
-				t.Fatalf("%d loads after %d changes", r.src.loads, i+1)
+			if r.src.loaded() != i+2 {
+				t.Fatalf("%d loads after %d changes", r.src.loaded(), i+1)
 			}
 		}
 		if got := r.ctl.Status().PolicyHash; got != hash {
@@ -202,9 +228,9 @@ func TestSameInputPublishesNothing(t *testing.T) {
 
 func TestBadInputKeepsTheLastGoodTable(t *testing.T) {
 	boom := errors.New("boom")
-	fail := false
+	var fail atomic.Bool
 	compile := func(s rule.Set, w *rule.World, o classifier.Options) (*classifier.Table, *classifier.Report, error) {
-		if fail {
+		if fail.Load() {
 			return nil, nil, boom
 		}
 		return classifier.Compile(s, w, o)
@@ -221,11 +247,11 @@ func TestBadInputKeepsTheLastGoodTable(t *testing.T) {
 			}
 		},
 		"node gone":     func(r *rig) func() { return func() { r.src.inv = &inventory.Snapshot{} } },
-		"compile error": func(r *rig) func() { return func() { r.src.objs = nil; fail = true } },
+		"compile error": func(r *rig) func() { return func() { r.src.objs = nil; fail.Store(true) } },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				fail = false
+				fail.Store(false)
 				r := start(t, deny, func(c *controller.Config) { c.Compile = compile; c.Node = "" })
 				if name == "node gone" {
 					r = start(t, deny, func(c *controller.Config) { c.Node = "n1" })
@@ -233,11 +259,11 @@ func TestBadInputKeepsTheLastGoodTable(t *testing.T) {
 				r.want("before", 1, map[bool]classifier.Verdict{true: classifier.Allow, false: classifier.Drop}[name == "node gone"], 1, 0)
 				good := r.ctl.Status()
 				good1, goodInv := r.src.objs, r.src.inv
-				time.Sleep(time.Minute)
+				sleep(time.Minute)
 				r.change(bad(r))
 				st := r.ctl.Status()
-				if len(r.pub.tables) != 1 || len(st.Findings.Errors) != 1 {
-					t.Fatalf("%d tables, %v", len(r.pub.tables), st.Findings)
+				if len(r.pub.published()) != 1 || len(st.Findings.Errors) != 1 {
+					t.Fatalf("%d tables, %v", len(r.pub.published()), st.Findings)
 				}
 				if st.Generation != 1 || st.PolicyHash != good.PolicyHash || !st.LastSuccess.Equal(good.LastSuccess) ||
 					!st.LastAttempt.After(good.LastAttempt) {
@@ -248,14 +274,15 @@ func TestBadInputKeepsTheLastGoodTable(t *testing.T) {
 					t.Error(log)
 				}
 				r.ctl.Reload()
-				time.Sleep(time.Minute)
+				sleep(time.Minute)
 				if r.log.String() != log {
 					t.Errorf("the same error is logged twice:\n%s", r.log)
 				}
+				fail.Store(false)
 				// The way back: the old input is in force already, a new one is published.
-				r.change(func() { r.src.objs, r.src.inv, r.src.found, fail = good1, goodInv, diag.List{}, false })
-				if st := r.ctl.Status(); len(r.pub.tables) != 1 || len(st.Findings.Errors) != 0 || !st.LastSuccess.After(good.LastSuccess) {
-					t.Errorf("after the fix: %d tables, %+v", len(r.pub.tables), st)
+				r.change(func() { r.src.objs, r.src.inv, r.src.found = good1, goodInv, diag.List{} })
+				if st := r.ctl.Status(); len(r.pub.published()) != 1 || len(st.Findings.Errors) != 0 || !st.LastSuccess.After(good.LastSuccess) {
+					t.Errorf("after the fix: %d tables, %+v", len(r.pub.published()), st)
 				}
 				r.set("")
 				r.want("after", 2, classifier.Allow, 2, 0)
@@ -283,28 +310,27 @@ func TestBadFromTheStart(t *testing.T) {
 func TestPublishErrorIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, deny, nil)
-		r.pub.err = errors.New("device busy")
+		r.pub.fail(errors.New("device busy"))
 		r.set(deny + allow)
 		r.want("refused", 2, classifier.Allow, 1, 1)
-		time.Sleep(2*controller.DefaultRetryInterval + controller.DefaultRetryInterval/2)
+		sleep(2*controller.DefaultRetryInterval + controller.DefaultRetryInterval/2)
 		r.want("retried", 4, classifier.Allow, 1, 1)
-		r.pub.err = nil
-		time.Sleep(controller.DefaultRetryInterval)
-		synctest.Wait()
+		r.pub.fail(nil)
+		sleep(controller.DefaultRetryInterval)
 		r.want("taken", 5, classifier.Allow, 5, 0)
-		time.Sleep(time.Hour)
+		sleep(time.Hour)
 		r.want("no more retries", 5, classifier.Allow, 5, 0)
 		seen := map[uint64]bool{}
-		for _, table := range r.pub.tables {
+		for _, table := range r.pub.published() {
 			if seen[table.Generation()] {
 				t.Errorf("two tables of generation %d", table.Generation())
 			}
 			seen[table.Generation()] = true
 		}
 		// An old input is published too when nobody knows what is in force.
-		r.pub.err = errors.New("device busy")
+		r.pub.fail(errors.New("device busy"))
 		r.set(deny)
-		r.pub.err = nil
+		r.pub.fail(nil)
 		r.set(deny + allow)
 		r.want("the input before the failure", 7, classifier.Allow, 7, 0)
 	})
@@ -313,12 +339,14 @@ func TestPublishErrorIsRetried(t *testing.T) {
 func TestStormCoalesces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, deny, nil)
-		time.Sleep(time.Second)
+		sleep(time.Second)
 		// A change every 100 µs for a second; the last one allows.
 		const storm = 10_000
 		objs := fixture.MustObjects(t, deny+allow)
 		var starts []time.Time
+		r.src.mu.Lock()
 		r.src.onLoad = func() { starts = append(starts, time.Now()) }
+		r.src.mu.Unlock()
 		began := time.Now()
 		for i := range storm {
 			if i == storm-1 {
@@ -332,8 +360,7 @@ func TestStormCoalesces(t *testing.T) {
 			}
 			time.Sleep(100 * time.Microsecond)
 		}
-		time.Sleep(controller.DefaultMinInterval)
-		synctest.Wait()
+		sleep(controller.DefaultMinInterval)
 		if n := len(starts); n < 90 || n > 102 {
 			t.Errorf("%d loads in one second, want about one each %s", n, controller.DefaultMinInterval)
 		}
@@ -353,14 +380,15 @@ func TestStormCoalesces(t *testing.T) {
 func TestChangeDuringLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, deny, nil)
-		r.src.onLoad = func() {
-			r.src.onLoad = nil
-			r.src.changes <- struct{}{}
-		}
-		r.change(func() {})
-		time.Sleep(time.Second)
-		if r.src.loads != 3 {
-			t.Errorf("%d loads, want the first, the change, and the change during that", r.src.loads)
+		r.change(func() {
+			r.src.onLoad = func() {
+				r.src.onLoad = nil
+				r.src.changes <- struct{}{}
+			}
+		})
+		sleep(time.Second)
+		if r.src.loaded() != 3 {
+			t.Errorf("%d loads, want the first, the change, and the change during that", r.src.loaded())
 		}
 	})
 }
@@ -369,10 +397,9 @@ func TestReloadAndEndOfChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, deny, nil)
 		close(r.src.changes)
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		if r.src.loads != 1 {
-			t.Fatalf("%d loads after the end of changes", r.src.loads)
+		sleep(time.Hour)
+		if r.src.loaded() != 1 {
+			t.Fatalf("%d loads after the end of changes", r.src.loaded())
 		}
 		objs := fixture.MustObjects(t, deny+allow)
 		r.src.mu.Lock()
@@ -381,8 +408,7 @@ func TestReloadAndEndOfChanges(t *testing.T) {
 		for range 5 {
 			r.ctl.Reload()
 		}
-		time.Sleep(time.Second)
-		synctest.Wait()
+		sleep(time.Second)
 		r.want("reload", 2, classifier.Allow, 2, 0)
 	})
 }

@@ -52,8 +52,8 @@ var rules = []forbid{
 		why: "lowering does no I/O, takes no clock and starts no goroutine: same objects, same rules, on every machine",
 	},
 	{
-		from: "", to: []string{"classifier/oracle", "policy/simulate", "dataplane/fake", "dataplane/nstest!"},
-		except: []string{"classifier/oracle", "policy/simulate", "dataplane/fake", "dataplane/nstest"},
+		from: "", to: []string{"classifier/oracle", "policy/simulate", "policy/internal/fixture", "dataplane/fake", "dataplane/nstest!"},
+		except: []string{"classifier/oracle", "policy/simulate", "policy/internal/fixture", "dataplane/fake", "dataplane/nstest"},
 		why:    "test support stays out of the binaries",
 	},
 	{

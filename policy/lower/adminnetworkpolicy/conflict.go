@@ -9,8 +9,8 @@ import (
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
-	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/internal/kube"
+	"github.com/tierwall/tierwall/policy/inventory"
 )
 
 // ranked is what a conflict is about.

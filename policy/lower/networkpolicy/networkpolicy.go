@@ -11,8 +11,8 @@ import (
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
-	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/internal/kube"
+	"github.com/tierwall/tierwall/policy/inventory"
 )
 
 // Group, Version and Name of the one kind this dialect lowers.
