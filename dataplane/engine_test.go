@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -99,7 +100,17 @@ func TestSetTableStorm(t *testing.T) {
 		})
 	}
 	var cut int
+	applied := func() (n uint64) {
+		for _, d := range drivers {
+			n += d.Applied()
+		}
+		return n
+	}
 	for gen := uint64(2); gen < swaps+2; gen++ {
+		// Spread the swaps over the traffic, whichever of the two is faster.
+		for target := gen * workers * perWorker / (swaps + 10); applied() < target; {
+			runtime.Gosched()
+		}
 		next := table(gen)
 		n, err := e.Publish(next)
 		if err != nil {
