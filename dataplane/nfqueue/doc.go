@@ -51,6 +51,9 @@
 //     (SO_MARK): the output hook lets them pass and does not mark the connection.
 //   - With the AF_XDP fast path in front, forget its flows before calling Update:
 //     a packet it passes with the accept bit marks the connection again.
+//   - A connection that a conntrack helper expects (the data connection of FTP)
+//     inherits the mark of its parent and passes with it. Helpers act only where
+//     somebody assigns them.
 //   - Traffic between two pods on one Linux bridge meets the forward hook only
 //     with net.bridge.bridge-nf-call-iptables=1. IPVS moves packets between hooks
 //     before DNAT is visible; egress to a Service is then judged by its virtual

@@ -45,14 +45,14 @@ type driver struct {
 	closed  error // result of the one Close
 
 	upcalls atomic.Uint64 // packets received
-	errors  atomic.Uint64 // messages about failed verdicts, and unreadable ones
+	errors  atomic.Uint64 // messages about failed verdicts
 
 	// The rest belongs to the goroutine that calls Recv and Apply.
 	timer     *time.Timer
 	origMarks [dataplane.BatchSize]uint32 // packet marks of the batch in flight
 	out       []byte                      // verdict messages of one batch
-	outLen    int
-	send      func(fd uintptr) bool // sends out; made once, so that Apply allocates nothing
+	kernel    unix.SockaddrNetlink        // where they go; Sendto writes to it, so not shared
+	send      func(fd uintptr) bool       // sends out; made once, so that Apply allocates nothing
 	sendErr   error
 }
 
@@ -84,8 +84,9 @@ func openDriver(c Config, num uint16, nsFD int) (*driver, error) {
 	d := &driver{
 		queue: num, marks: c.Marks, log: c.Logger, nf: nf,
 		packets: make(chan queued, backlog), done: make(chan struct{}),
-		timer: time.NewTimer(idle),
-		out:   make([]byte, 0, dataplane.BatchSize*verdictMarkLen),
+		timer:  time.NewTimer(idle),
+		out:    make([]byte, 0, dataplane.BatchSize*verdictMarkLen),
+		kernel: unix.SockaddrNetlink{Family: unix.AF_NETLINK},
 	}
 	d.send = d.sendto
 	if d.raw, err = nf.Con.SyscallConn(); err != nil {
@@ -160,7 +161,9 @@ func (d *driver) failed(err error) int {
 	}
 	// ENOENT answers a verdict for a packet the kernel has dropped meanwhile,
 	// because its device or our table went away. The queue goes on.
-	d.errors.Add(1)
+	if d.errors.Add(1) == 1 {
+		d.log.Debug("queue reports errors, counting them from now on", "queue", d.queue, "error", err)
+	}
 	return 0
 }
 
@@ -211,8 +214,8 @@ func (d *driver) fill(b *dataplane.Batch, p queued) {
 // Apply implements dataplane.Driver: one system call for the whole batch, no
 // allocation.
 func (d *driver) Apply(b *dataplane.Batch) error {
-	d.out, d.outLen = appendBatch(d.out[:0], d.queue, b, &d.origMarks, d.marks), b.N
-	if d.outLen == 0 {
+	d.out = appendBatch(d.out[:0], d.queue, b, &d.origMarks, d.marks)
+	if len(d.out) == 0 {
 		return nil
 	}
 	if err := d.raw.Write(d.send); err != nil {
@@ -236,10 +239,8 @@ func (d *driver) isClosed() bool {
 	}
 }
 
-var kernelAddr = &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-
 func (d *driver) sendto(fd uintptr) bool {
-	d.sendErr = unix.Sendto(int(fd), d.out, 0, kernelAddr)
+	d.sendErr = unix.Sendto(int(fd), d.out, 0, &d.kernel)
 	return d.sendErr != unix.EAGAIN
 }
 
@@ -253,6 +254,9 @@ func (d *driver) Close() error {
 		d.cancel()
 		if err := d.nf.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 			d.closed = fmt.Errorf("close queue %d: %w", d.queue, err)
+		}
+		if n := d.errors.Load(); n != 0 {
+			d.log.Info("queue closed, some verdicts came too late", "queue", d.queue, "errors", n)
 		}
 	})
 	return d.closed

@@ -334,6 +334,20 @@ func (w *world) flushConntrack(t testing.TB) {
 	}
 }
 
+// connections lists the node's connection table.
+func (w *world) connections(t testing.TB) (all []*netlink.ConntrackFlow) {
+	t.Helper()
+	h := w.netfilter(t)
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		flows, err := h.ConntrackTableList(netlink.ConntrackTable, family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, flows...)
+	}
+	return all
+}
+
 // leftovers describes what of ours is in the node's namespace.
 func (w *world) leftovers(t testing.TB) string {
 	t.Helper()
@@ -349,16 +363,9 @@ func (w *world) leftovers(t testing.TB) string {
 	for _, tab := range tables {
 		s += "table " + tab.Name + "\n"
 	}
-	h := w.netfilter(t)
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		flows, err := h.ConntrackTableList(netlink.ConntrackTable, family)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range flows {
-			if f.Mark != 0 {
-				s += "connection " + f.String() + "\n"
-			}
+	for _, f := range w.connections(t) {
+		if f.Mark != 0 {
+			s += "connection " + f.String() + "\n"
 		}
 	}
 	err = w.NS.Do(func() error {
