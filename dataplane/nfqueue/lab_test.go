@@ -84,7 +84,7 @@ func (j *judge) serve(d dataplane.Driver) {
 				return
 			}
 			j.decide(&b)
-			if err := d.Apply(&b); err != nil && err != dataplane.ErrClosed {
+			if err := d.Apply(&b); err != nil && !errors.Is(err, dataplane.ErrClosed) {
 				j.errs <- err
 			}
 		}
