@@ -84,7 +84,7 @@ func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer *recor
 	for i := range cands {
 		byID[cands[i].id] = &cands[i]
 	}
-	w := explainWalk{t: t, key: k, subject: s, peer: p, byID: byID}
+	w := explainWalk{t: t, key: k, subject: s, peer: p, byID: byID, outcome: side.Outcome}
 	for b := rule.Band(0); int(b) < rule.NumBands; b++ {
 		if tb, ok := w.band(b); ok {
 			side.Bands = append(side.Bands, tb)
@@ -100,6 +100,7 @@ type explainWalk struct {
 	subject *subjectClass
 	peer    *peerClass
 	byID    map[RuleID]*candidate
+	outcome *Outcome
 	skipped rule.BandSet
 	skipper RuleID // the rule that skipped last
 	done    bool
@@ -143,7 +144,7 @@ func (w *explainWalk) rule(id RuleID, r *rule.Rule, tb *TraceBand) TraceRule {
 		return tr
 	}
 	if w.skipped.Has(r.Order.Band) {
-		tr.Why, tr.Detail = "skipped", "left out by "+describe(&w.t.rules[w.skipper])
+		tr.Why, tr.Detail = "skipped", "left out by "+describe(w.t.Rule(w.skipper))
 		return tr
 	}
 	tr.Why, tr.Detail = w.match(id, r)
@@ -153,6 +154,14 @@ func (w *explainWalk) rule(id RuleID, r *rule.Rule, tb *TraceBand) TraceRule {
 	}
 	if tr.Why != "" {
 		return tr
+	}
+	if r.Action == rule.Allow && r.Stage == rule.Enforce && w.outcome.Reason == ReasonUnknownPeer {
+		// The walk ended here all the same, see step.authenticate.
+		w.done = true
+		return TraceRule{
+			Rule: id, Why: "unknown-peer",
+			Detail: "a rule of the band that needs authentication may be meant: the other side is inside a pod CIDR but no known pod has its address",
+		}
 	}
 	tr.Matched = true
 	switch {
@@ -164,6 +173,9 @@ func (w *explainWalk) rule(id RuleID, r *rule.Rule, tb *TraceBand) TraceRule {
 	default:
 		tb.Result = BandMatched
 		w.done = true
+		if o := w.outcome; o.Reason == ReasonAuthRequired && o.Band == r.Order.Band {
+			tr.Detail = "allows, but " + describe(w.t.Rule(o.Rule)) + " needs authentication, which nothing here can give"
+		}
 	}
 	return tr
 }
