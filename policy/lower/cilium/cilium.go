@@ -1,8 +1,6 @@
 package cilium
 
 import (
-	"math"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -27,13 +25,9 @@ const (
 	WordAllow = "Allow"
 	WordDeny  = "Deny"
 	// WordAuth is an allow rule that asks for authentication, which nothing here
-	// can provide: it drops.
+	// can provide: what it matches is dropped, whichever rule allows it (S3-32).
 	WordAuth = "Allow (auth required)"
 )
-
-// authPriority is stronger than every order: authentication is asked of a
-// connection whichever rule allows it (S3-32).
-const authPriority = math.MinInt32 - 1
 
 // classDeny puts deny before the allow rules of the same order, NetworkPolicy's
 // included, which have class 0 (S3-14).
@@ -164,7 +158,7 @@ func (l *lowering) line(s spec, subject rule.Selector, ln line) {
 	case ln.deny:
 		r.Action, r.Order.Class, r.Origin.Word = rule.Deny, classDeny, WordDeny
 	case needsAuth(ln.auth):
-		r.Action, r.Order.Priority, r.Origin.Word = rule.Deny, authPriority, WordAuth
+		r.Auth, r.Origin.Word = true, WordAuth
 	}
 	l.set.Rules = append(l.set.Rules, r)
 }
