@@ -261,7 +261,7 @@ func TestTableIsFirstMatchByOrder(t *testing.T) {
 			}
 		}
 	}
-	for _, k := range []string{"order true", "order false", "auth false", "isolation false", "default true"} {
+	for _, k := range []string{"order true", "order false", "auth-required false", "isolation false", "default true"} {
 		if seen[k] < 1000 {
 			t.Errorf("only %d flows decided by %q: the generator does not cover it", seen[k], k)
 		}
