@@ -98,10 +98,8 @@ func randomInventory(r *rand.Rand, m mix) *inventory.Snapshot {
 			ServiceAccount: pick(r, accounts), Node: pick(r, []string{"n1", "n2"}), HostNetwork: chance(r, 10),
 			IPs: addrs(fmt.Sprintf("10.0.0.%d", i+1), fmt.Sprintf("fd00::%x", i+1)),
 		}
-		// Not scheduled, as hand-written manifests have it. With Cilium a host-network
-		// pod always is: its lowering knows a node's addresses from the node alone, and
-		// takes an address only such a pod has for the world's.
-		if chance(r, 12) && !(p.HostNetwork && m.cilium) {
+		// Not scheduled, as hand-written manifests have it.
+		if chance(r, 12) {
 			p.Node = ""
 		}
 		if p.HostNetwork && p.Node == "" {

@@ -82,6 +82,7 @@ type lowering struct {
 	settings kube.Settings
 	warn     func(path, message, hint string)
 	index    [2]int32 // rules so far, by direction
+	merged   [2]bool  // the direction's isolation is of several specs
 	set      rule.Set
 }
 
@@ -90,19 +91,35 @@ func (l *lowering) spec(s spec) {
 	if s.NodeSelector != nil {
 		subject = rule.Selector{None: true}
 	}
-	for _, d := range []flow.Direction{flow.Ingress, flow.Egress} {
+	for _, d := range flow.Directions {
 		if isolates(s.Rule, d) {
-			o := l.origin(s, "")
-			o.Index = -1
-			l.set.Isolations = append(l.set.Isolations, rule.Isolation{
-				Direction: d, Band: rule.BandNetworkPolicy, Subject: subject,
-				Audit: l.settings.Audit, Stage: l.settings.Stage, Origin: o,
-			})
+			l.isolate(d, s, subject)
 		}
 	}
 	for _, ln := range linesOf(s) {
 		l.line(s, subject, ln)
 	}
+}
+
+// isolate isolates the subjects of a spec. All specs of a policy make one
+// isolation, so that a decision names the policy once.
+func (l *lowering) isolate(d flow.Direction, s spec, subject rule.Selector) {
+	for i := range l.set.Isolations {
+		if iso := &l.set.Isolations[i]; iso.Direction == d {
+			if len(iso.Subject.AnyOf) == 0 || !l.merged[d] {
+				iso.Subject = rule.Selector{AnyOf: []rule.Selector{iso.Subject}}
+				l.merged[d] = true
+			}
+			iso.Subject.AnyOf = append(iso.Subject.AnyOf, subject)
+			return
+		}
+	}
+	o := l.origin(s, "")
+	o.Index = -1
+	l.set.Isolations = append(l.set.Isolations, rule.Isolation{
+		Direction: d, Band: rule.BandNetworkPolicy, Subject: subject,
+		Audit: l.settings.Audit, Stage: l.settings.Stage, Origin: o,
+	})
 }
 
 // isolates applies the defaults of enableDefaultDeny.
