@@ -86,8 +86,10 @@ func TestShadowed(t *testing.T) {
 			weak(all+", ingress: [{name: w, action: Allow, from: [{namespaceSelector: {}}]}]"), ""},
 		{"every one is the own namespace, too", acnp("s", "{priority: 1, "+all+", ingress: [{name: s, action: Drop, from: [{namespaceSelector: {}}]}]}") +
 			weak(all+", ingress: [{name: w, action: Allow, from: [{namespaces: {match: Self}}]}]"), hit},
-		{"passed over", acnp("p", "{priority: 1, tier: emergency, "+all+", ingress: [{name: p, action: Pass, "+fromA+"}]}") + strong,
-			"ClusterNetworkPolicy s: spec.ingress[0]: never decides: p of ClusterNetworkPolicy p (Pass)"},
+		{
+			"passed over", acnp("p", "{priority: 1, tier: emergency, "+all+", ingress: [{name: p, action: Pass, "+fromA+"}]}") + strong,
+			"ClusterNetworkPolicy s: spec.ingress[0]: never decides: p of ClusterNetworkPolicy p (Pass)",
+		},
 		{"not passed over", acnp("p", "{priority: 1, tier: emergency, "+all+", ingress: [{name: p, action: Pass, "+fromA+"}]}") +
 			acnp("base", "{priority: 1, tier: baseline, "+all+", ingress: [{name: b, action: Drop, "+fromA+"}]}"), ""},
 		// The Pass takes x past "s" (all of Antrea's tiers), not past the admin band.
@@ -95,8 +97,10 @@ func TestShadowed(t *testing.T) {
 			acnp("s", "{priority: 1, tier: securityops, "+all+", ingress: [{name: s, action: Drop, from: [{namespaceSelector: {}}]}]}") +
 			cnp("c", "{tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Accept, from: [{namespaces: {matchLabels: {env: prod}}}]}]}"), ""},
 		{"NetworkPolicies add up", np("a", "{podSelector: {}, ingress: [{}]}") + np("b", "{podSelector: {matchLabels: {app: a}}, ingress: [{}]}"), ""},
-		{"Cilium deny over allow", ciliumPolicy("p", "{endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: a}}]}], ingressDeny: [{fromEndpoints: [{}]}]}"),
-			"CiliumNetworkPolicy x/p: spec.ingress[0]: never decides: ingressDeny[0] of CiliumNetworkPolicy x/p (Deny)"},
+		{
+			"Cilium deny over allow", ciliumPolicy("p", "{endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: a}}]}], ingressDeny: [{fromEndpoints: [{}]}]}"),
+			"CiliumNetworkPolicy x/p: spec.ingress[0]: never decides: ingressDeny[0] of CiliumNetworkPolicy x/p (Deny)",
+		},
 	})
 }
 
@@ -122,8 +126,10 @@ func TestNetworks(t *testing.T) {
 		{"outside", deny("198.51.100.0/24"), ""},
 		{"pods come first", cnp("p", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Pass, to: [{namespaces: {}}]}, {action: Deny, to: [{networks: [0.0.0.0/0]}]}]}"), ""},
 		{"an ipBlock of a NetworkPolicy is another matter", np("p", "{podSelector: {}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0}}]}]}"), ""},
-		{"some pods come first", cnp("p", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Pass, to: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: a}}}}]}, {action: Deny, to: [{networks: [0.0.0.0/0]}]}]}"),
-			"ClusterNetworkPolicy p: spec.egress[1].to: network 0.0.0.0/0"},
+		{
+			"some pods come first", cnp("p", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Pass, to: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: a}}}}]}, {action: Deny, to: [{networks: [0.0.0.0/0]}]}]}"),
+			"ClusterNetworkPolicy p: spec.egress[1].to: network 0.0.0.0/0",
+		},
 	})
 }
 
@@ -142,8 +148,10 @@ func TestDNSCutByRules(t *testing.T) {
 		{"the servers' addresses", acnp("p", "{priority: 1, "+toX+", egress: [{action: Drop, to: [{ipBlock: {cidr: 10.0.0.0/8}}, {ipBlock: {cidr: \"fd00::/8\"}}]}]}"), "spec.egress[0]: no egress rule lets pod x/a " + cut},
 		{"addresses of one family", acnp("p", "{priority: 1, "+toX+", egress: [{action: Drop, to: [{ipBlock: {cidr: 10.0.0.0/8}}]}]}"), ""},
 		{"a weaker Drop behind a Pass", acnp("p", "{priority: 1, "+toX+", egress: [{action: Pass, to: [{namespaceSelector: {}}]}, {action: Drop}]}"), ""},
-		{"Cilium deny", ciliumPolicy("p", "{endpointSelector: {}, egress: [{toEntities: [all]}], egressDeny: [{toEndpoints: [{matchLabels: {k8s:io.kubernetes.pod.namespace: kube-system}}]}]}"),
-			"spec.egressDeny[0]: no egress rule lets pod x/a " + cut},
+		{
+			"Cilium deny", ciliumPolicy("p", "{endpointSelector: {}, egress: [{toEntities: [all]}], egressDeny: [{toEndpoints: [{matchLabels: {k8s:io.kubernetes.pod.namespace: kube-system}}]}]}"),
+			"spec.egressDeny[0]: no egress rule lets pod x/a " + cut,
+		},
 	})
 	// Nobody known to serve DNS: only what is certain.
 	const unknown = "namespace x env=prod\npod x/a app=a\npod x/b app=b\n"

@@ -79,7 +79,7 @@ func TestMixedDialects(t *testing.T) {
 		"kep":      "policy.networking.k8s.io/v1alpha1 kep",
 		"releases": "released default c",
 	} {
-		var some = objs[:0:0]
+		some := objs[:0:0]
 		for _, o := range objs {
 			if isKEP := strings.HasPrefix(o.Name, "kep"); isKEP == strings.Contains(docs, "kep") {
 				some = append(some, o)

@@ -23,10 +23,14 @@ import (
 )
 
 var (
-	npKind = api.Kind{Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy", Namespaced: true,
-		New: func() any { return new(networkingv1.NetworkPolicy) }}
-	anpKind = api.Kind{Group: "policy.networking.k8s.io", Version: "v1alpha1", Kind: "AdminNetworkPolicy",
-		New: func() any { return new(kepanp.AdminNetworkPolicy) }}
+	npKind = api.Kind{
+		Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy", Namespaced: true,
+		New: func() any { return new(networkingv1.NetworkPolicy) },
+	}
+	anpKind = api.Kind{
+		Group: "policy.networking.k8s.io", Version: "v1alpha1", Kind: "AdminNetworkPolicy",
+		New: func() any { return new(kepanp.AdminNetworkPolicy) },
+	}
 )
 
 // objects decodes documents strictly: a test with a misspelt field must fail.

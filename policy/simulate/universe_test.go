@@ -340,7 +340,8 @@ func randomNP(r *rand.Rand) networkingv1.NetworkPolicySpec {
 	s := networkingv1.NetworkPolicySpec{PodSelector: *randomSelector(r, podKeys)}
 	if chance(r, 2) { // else the default
 		s.PolicyTypes = [][]networkingv1.PolicyType{
-			{networkingv1.PolicyTypeIngress}, {networkingv1.PolicyTypeEgress},
+			{networkingv1.PolicyTypeIngress},
+			{networkingv1.PolicyTypeEgress},
 			{networkingv1.PolicyTypeEgress, networkingv1.PolicyTypeIngress},
 		}[r.IntN(3)]
 	}

@@ -193,7 +193,7 @@ func (r *released) validate(f *kube.Findings) {
 	if r.Dialect == V011 {
 		limits.EgressFields = limits.EgressFields[:2]
 	}
-	r.Policy.Validate(f, limits)
+	r.Validate(f, limits)
 	for _, d := range []flow.Direction{flow.Ingress, flow.Egress} {
 		for i, ports := range r.ports[d] {
 			path := kube.At("spec."+d.String(), i) + ".ports"

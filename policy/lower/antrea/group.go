@@ -222,10 +222,10 @@ func checkGroup(f *kube.Findings, s *antreaapi.GroupSpec, version string) {
 		checkReference(f, "spec.serviceReference", ref, f.Object.Namespace)
 	}
 	for i, c := range s.ChildGroups {
-		switch at := kube.At("spec.childGroups", i); {
-		case c == "":
+		switch at := kube.At("spec.childGroups", i); c {
+		case "":
 			f.Error(at, "the name is empty", "")
-		case c == f.Object.Name: // S2-77
+		case f.Object.Name: // S2-77
 			f.Error(at, "the group is its own child", "remove it from childGroups")
 		}
 	}

@@ -363,9 +363,13 @@ func TestICMPNames(t *testing.T) {
 		proto        flow.Proto
 		number       uint8
 	}{
-		{"IPv4", "EchoRequest", flow.ICMP, 8}, {"", "EchoReply", flow.ICMP, 0}, {"IPv4", "TimeExceeded", flow.ICMP, 11},
-		{"IPv6", "EchoRequest", flow.ICMPv6, 128}, {"IPv6", "TimeExceeded", flow.ICMPv6, 3},
-		{"IPv6", "NeighborSolicitation", flow.ICMPv6, 135}, {"IPv6", "PacketTooBig", flow.ICMPv6, 2},
+		{"IPv4", "EchoRequest", flow.ICMP, 8},
+		{"", "EchoReply", flow.ICMP, 0},
+		{"IPv4", "TimeExceeded", flow.ICMP, 11},
+		{"IPv6", "EchoRequest", flow.ICMPv6, 128},
+		{"IPv6", "TimeExceeded", flow.ICMPv6, 3},
+		{"IPv6", "NeighborSolicitation", flow.ICMPv6, 135},
+		{"IPv6", "PacketTooBig", flow.ICMPv6, 2},
 	} {
 		n := intstr.FromString(c.name)
 		o := object(&api2.Rule{EndpointSelector: &metav1.LabelSelector{}, Ingress: []api2.IngressRule{{

@@ -61,9 +61,9 @@ func (Dialect) Validate(o *api.Object) diag.List {
 }
 
 func tier(f *kube.Findings, t cnp.Tier) {
-	switch {
-	case t == cnp.Admin || t == cnp.Baseline:
-	case t == "":
+	switch t {
+	case cnp.Admin, cnp.Baseline:
+	case "":
 		f.Error("spec.tier", "tier is missing", "write Admin (before NetworkPolicy) or Baseline (after it)")
 	default:
 		hint := "write Admin or Baseline"
