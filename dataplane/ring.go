@@ -37,9 +37,27 @@ type Ring struct {
 	cachedHead uint64        // producer's last look at head: saves a shared read per Put
 	gap        Event         // the loss not yet reported; Count 0 = none
 	lost       atomic.Uint64 // events ever dropped
+	mirror     *RingMirror   // where offers are counted as well; nil = nowhere
 
 	_ [cacheLine]byte
 }
+
+// RingMirror counts what a ring was offered, in memory that outlives the
+// process: what was in flight when it died can be told exactly. One mirror fills
+// a cache line. The zero value is one of a ring that was offered nothing.
+//
+// The fields belong to the producer; others read them when it is dead. They are
+// plain, which saves the packet path two locked instructions: all they need is to
+// be stored before the ring's tail is, and the tail's atomic store sees to that.
+type RingMirror struct {
+	Offered uint64 // calls of Put, kept or lost
+	Last    int64  // Event.Time of the last one, engine clock
+	_       [cacheLine - 16]byte
+}
+
+// Mirror makes the ring count in m from now on. Call it before the producer
+// starts: it is not synchronised with Put.
+func (r *Ring) Mirror(m *RingMirror) { r.mirror = m }
 
 // MinRing is the smallest ring: one slot for a gap marker, one for an event.
 const MinRing = 2
@@ -79,6 +97,12 @@ func (r *Ring) free(tail, want uint64) uint64 {
 // Put appends *e, or counts it as lost when there is no room. It copies *e and
 // never blocks. It reports whether the event was kept.
 func (r *Ring) Put(e *Event) bool {
+	if m := r.mirror; m != nil {
+		// Before the event can be seen: whoever dies in between leaves an event
+		// counted that was never written, which is what happened to it.
+		m.Last = e.Time
+		m.Offered++
+	}
 	tail := r.tail.Load()
 	need := uint64(1)
 	if r.gap.Count > 0 {

@@ -143,3 +143,17 @@ func BenchmarkRing(b *testing.B) {
 		}
 	}
 }
+
+// TestRingMirror: kept or lost, every event offered is counted in the mirror,
+// from where the mirror stood.
+func TestRingMirror(t *testing.T) {
+	r := NewRing(2)
+	m := RingMirror{Offered: 100}
+	r.Mirror(&m)
+	for i := range 5 {
+		r.Put(&Event{Time: int64(10 + i), Count: 1})
+	}
+	if m.Offered != 105 || m.Last != 14 || r.Lost() != 3 {
+		t.Errorf("offered %d, last at %d, lost %d; want 105, 14, 3", m.Offered, m.Last, r.Lost())
+	}
+}

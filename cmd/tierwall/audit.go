@@ -1,20 +1,21 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/cmd/internal/agent"
+	"github.com/tierwall/tierwall/cmd/internal/auditlog"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/dataplane/audit"
 )
@@ -22,149 +23,176 @@ import (
 func newAudit() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit",
-		Short: "Read the audit log",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Short: "Read the audit log: what was decided, why, and what another policy would do",
+		Long: `Reads the daemon's JSON audit log (docs/audit-log.md), its rotated and compressed
+files included. FILE is the log's own name; "-" is standard input; without FILE it
+is ` + agent.Default().Audit.File + `.
+
+  tail      the last records, and new ones as they come
+  query     all records that match
+  top       who, by which policy, how often
+  staged    what promoting audit-only policies would do
+  simulate  what other policies would have decided
+  verify    whether a hash-chained log was changed
+
+Filters are the same everywhere. Flags of different kinds must all match, of a
+repeated one any. Names are patterns: --pod 'shop/frontend-*'. Records of missing
+records ("lost") always show, unless the time or node is another one.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newAuditTail())
+	cmd.AddCommand(newAuditTail(), newAuditQuery(), newAuditTop(), newAuditStaged(), newAuditSimulate(), newAuditVerify())
 	return cmd
 }
 
-func newAuditTail() *cobra.Command {
-	var follow bool
-	lines := 10
-	output := cli.NewFormat("text", "json", "antrea")
-	cmd := &cobra.Command{
-		Use:   "tail [FILE]",
-		Short: "Print the last records of an audit log",
-		Long: `Prints records of the daemon's JSON audit log: time, verdict, who to whom, what,
-and which policy and rule decided. FILE "-" is standard input; without FILE it is
-` + agent.Default().Audit.File + `.
+// logQuestion has the flags of commands that select records of a log.
+type logQuestion struct {
+	filter                       auditlog.Filter
+	nets, from, to, ports        []string
+	since, until                 string
+	utc                          bool
+	output                       *cli.Format
+	verdicts, kinds, dirs, stage []string
+}
 
--o json prints the records as they are, -o antrea the line format of Antrea 1.13
-and later. Lines that are no records are shown as they are, marked with "?".`,
-		Example: `  tierwall audit tail
-  tierwall audit tail -f -n 50 /var/log/tierwall/audit.log
-  tierwall audit tail -n -1 audit.log -o json | jq 'select(.verdict == "Drop") | .policy.name' | sort | uniq -c`,
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			path := agent.Default().Audit.File
-			if len(args) == 1 {
-				path = args[0]
-			}
-			if follow && path == "-" {
-				return usage(cmd, errors.New("-f needs a file"))
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			out := cmd.OutOrStdout()
-			p := recordPrinter{w: out, style: cli.StyleFor(out), format: output.String()}
-			return tail(ctx, cmd.InOrStdin(), path, lines, follow, p.print)
-		},
-	}
+func (q *logQuestion) flags(cmd *cobra.Command, formats ...string) {
+	q.output = cli.NewFormat(formats...)
 	f := cmd.Flags()
-	f.BoolVarP(&follow, "follow", "f", false, "go on with new records until Ctrl-C, also when the file is rotated")
-	f.IntVarP(&lines, "lines", "n", lines, "how many records of the past to print; -1 for all")
-	f.VarP(output, "output", "o", "form of the records")
-	return cmd
+	f.StringSliceVar(&q.verdicts, "verdict", nil, "Allow, Drop, Reject, Pass; of audit-only policies would-allow, would-drop, would-reject, would-pass")
+	f.StringSliceVar(&q.kinds, "kind", nil, "flow (decisions), packet (undecidable ones), lost, file")
+	f.StringSliceVar(&q.dirs, "direction", nil, "whose side decided: ingress or egress")
+	f.StringSliceVar(&q.stage, "stage", nil, "enforce or audit")
+	f.StringSliceVar(&q.filter.Bands, "band", nil, "band that decided, as explain names it")
+	f.StringSliceVar(&q.filter.Reasons, "reason", nil, "rule, isolation, default, …")
+	f.StringSliceVar(&q.filter.Nodes, "node", nil, "node that decided")
+	f.StringSliceVar(&q.filter.Protocols, "protocol", nil, "TCP, UDP, ICMP, …")
+	f.StringSliceVar(&q.filter.Labels, "label", nil, "log label of the rule")
+	f.StringSliceVar(&q.filter.Namespaces, "namespace", nil, "namespace of a pod at either end")
+	f.StringSliceVar(&q.filter.Pods, "pod", nil, "pod at either end: NAME or NAMESPACE/NAME")
+	f.StringSliceVar(&q.filter.Policies, "policy", nil, "policy that decided: NAME, NAMESPACE/NAME or KIND/NAMESPACE/NAME")
+	f.StringSliceVar(&q.filter.Rules, "rule", nil, "rule that decided: its name, or its place as in ingress[0]")
+	f.StringSliceVar(&q.nets, "cidr", nil, "prefix or address of either end")
+	f.StringSliceVar(&q.from, "from", nil, "source: NAME, NAMESPACE/NAME, NAMESPACE/, address or prefix")
+	f.StringSliceVar(&q.to, "to", nil, "destination, likewise")
+	f.StringSliceVar(&q.ports, "port", nil, "destination port: 80, 8000-8080, 53/UDP")
+	f.StringVar(&q.since, "since", "", "not before: 15m, 36h, 7d ago, or a time such as \"2026-01-02 15:04\"")
+	f.StringVar(&q.until, "until", "", "not after, likewise")
+	f.BoolVar(&q.utc, "utc", false, "print and read times in UTC instead of local time")
+	f.VarP(q.output, "output", "o", "form of the output")
 }
 
-// tail prints the last n lines (all if n is negative) and, with follow, what
-// comes after them.
-func tail(ctx context.Context, in io.Reader, path string, n int, follow bool, print func([]byte) error) error {
-	var last [][]byte // the newest n lines, a ring that starts at next
-	next := 0
-	var seen int64 // bytes of complete lines read
-	keep := func(line []byte) error {
-		seen += int64(len(line)) + 1
-		switch {
-		case n < 0:
-			return print(line)
-		case n == 0:
-		case len(last) < n:
-			last = append(last, bytes.Clone(line))
-		default:
-			last[next] = append(last[next][:0], line...)
-			next = (next + 1) % n
+// zone is the time zone of the output.
+func (q *logQuestion) zone() *time.Location {
+	if q.utc {
+		return time.UTC
+	}
+	return time.Local
+}
+
+// parse turns the flags into the filter.
+func (q *logQuestion) parse(cmd *cobra.Command) error {
+	f := &q.filter
+	var errs []error
+	words := func(flag string, given []string, known ...string) []string {
+		for _, w := range given {
+			if !slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, w) }) {
+				errs = append(errs, fmt.Errorf("--%s %q: want one of %s", flag, w, strings.Join(known, ", ")))
+			}
 		}
-		return nil
+		return given
 	}
-	before, err := os.Stat(path)
-	if path == "-" {
-		err = scanLines(in, keep)
-	} else if err == nil || !follow { // a file to follow may come later
-		err = audit.Follow(ctx, path, audit.FollowOptions{FromStart: true, Once: true}, keep)
-	} else if errors.Is(err, os.ErrNotExist) {
-		err = nil
+	f.Verdicts = words("verdict", q.verdicts, audit.Allow, audit.Drop, audit.Reject, audit.Pass,
+		audit.WouldAllow, audit.WouldDrop, audit.WouldReject, audit.WouldPass)
+	f.Kinds = words("kind", q.kinds, audit.KindFlow, audit.KindPacket, audit.KindLost, audit.KindFile)
+	f.Directions = words("direction", q.dirs, "ingress", "egress")
+	f.Stages = words("stage", q.stage, audit.StageEnforce, audit.StageAudit)
+	var bands []string
+	for b := rule.Band(0); b <= rule.BandDefault; b++ {
+		bands = append(bands, b.String())
 	}
-	if err != nil {
-		return err
+	words("band", f.Bands, bands...)
+	for flag, patterns := range map[string][]string{
+		"namespace": f.Namespaces, "pod": f.Pods, "policy": f.Policies, "label": f.Labels,
+	} {
+		for _, p := range patterns {
+			if err := auditlog.CheckPattern(p); err != nil {
+				errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
+			}
+		}
 	}
-	for i := range last {
-		if err := print(last[(next+i)%len(last)]); err != nil {
+	f.Nets = parseAll(&errs, "cidr", q.nets, auditlog.ParseNet)
+	f.Sources = parseAll(&errs, "from", q.from, auditlog.ParseParty)
+	f.Dests = parseAll(&errs, "to", q.to, auditlog.ParseParty)
+	f.Ports = parseAll(&errs, "port", q.ports, auditlog.ParsePort)
+	now := time.Now().In(q.zone())
+	for _, t := range []struct {
+		flag, text string
+		to         *time.Time
+	}{{"since", q.since, &f.Since}, {"until", q.until, &f.Until}} {
+		if t.text == "" {
+			continue
+		}
+		var err error
+		if *t.to, err = auditlog.ParseTime(t.text, now); err != nil {
+			errs = append(errs, fmt.Errorf("--%s: %w", t.flag, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return usage(cmd, err)
+	}
+	return nil
+}
+
+func parseAll[T any](errs *[]error, flag string, texts []string, parse func(string) (T, error)) []T {
+	var out []T
+	for _, s := range texts {
+		v, err := parse(s)
+		if err != nil {
+			*errs = append(*errs, fmt.Errorf("--%s: %w", flag, err))
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+// logs returns the logs named on the command line, or the default one.
+func logs(args []string) []string {
+	if len(args) == 0 {
+		return []string{agent.Default().Audit.File}
+	}
+	return args
+}
+
+// each reads all logs and calls record with what the filter selects; bad gets
+// lines that are no records.
+func (q *logQuestion) each(cmd *cobra.Command, paths []string, record func(r *audit.Record, line []byte) error, bad func(line []byte) error) error {
+	ctx, stop := interruptible(cmd)
+	defer stop()
+	opt := auditlog.ReadOptions{Stdin: cmd.InOrStdin(), Since: q.filter.Since}
+	for _, path := range paths {
+		err := auditlog.Read(ctx, path, opt, func(line []byte) error {
+			r, err := audit.Parse(line)
+			if err != nil {
+				return bad(line)
+			}
+			if !q.filter.Match(&r) {
+				return nil
+			}
+			return record(&r, line)
+		})
+		if err != nil {
 			return err
 		}
 	}
-	if !follow {
-		return nil
-	}
-	// Follow from the start again and leave out what was read, so that no line
-	// written in between is lost. A file that is new by now has none of it.
-	if after, err := os.Stat(path); err != nil || before == nil || !os.SameFile(before, after) {
-		seen = 0
-	}
-	return audit.Follow(ctx, path, audit.FollowOptions{FromStart: true}, func(line []byte) error {
-		if seen > 0 {
-			seen -= int64(len(line)) + 1
-			return nil
-		}
-		return print(line)
-	})
+	return nil
 }
 
-func scanLines(r io.Reader, f func([]byte) error) error {
-	s := bufio.NewScanner(r)
-	s.Buffer(nil, 1<<20)
-	for s.Scan() {
-		if err := f(s.Bytes()); err != nil {
-			return err
-		}
-	}
-	return s.Err()
+// interruptible returns a context that ends with SIGINT and SIGTERM.
+func interruptible(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 }
 
-// recordPrinter prints lines of a JSON audit log.
-type recordPrinter struct {
-	w      io.Writer
-	style  cli.Style
-	format string
-	zone   *time.Location // nil = local
-}
-
-func (p *recordPrinter) print(line []byte) error {
-	if len(bytes.TrimSpace(line)) == 0 {
-		return nil
-	}
-	rec, err := audit.Parse(line)
-	if err != nil {
-		// Whatever it is, hiding it would make the log look complete.
-		_, err := fmt.Fprintf(p.w, "? %s\n", line)
-		return err
-	}
-	switch p.format {
-	case "json":
-		_, err = fmt.Fprintf(p.w, "%s\n", line)
-	case "antrea":
-		var b []byte
-		if b, err = rec.Append(nil, audit.AntreaV2); err == nil {
-			_, err = p.w.Write(b)
-		}
-	default:
-		zone := p.zone
-		if zone == nil {
-			zone = time.Local
-		}
-		_, err = fmt.Fprintln(p.w, cli.AuditLine(p.style, zone, &rec))
-	}
-	return err
+// printer prints records the way the flags ask for.
+func (q *logQuestion) printer(w io.Writer) *auditlog.Printer {
+	return &auditlog.Printer{W: w, Style: cli.StyleFor(w), Format: q.output.String(), Zone: q.zone(), Today: time.Now()}
 }

@@ -33,6 +33,8 @@ func antreaTable(r *Record) string {
 		return "AuditLost"
 	case KindPacket:
 		return "Undecidable"
+	case KindFile:
+		return "AuditFile"
 	}
 	pattern := "%DefaultRule" // baselines, default deny and default allow
 	if p, ok := bandTables[r.Band]; ok && r.Reason != "isolation" {
@@ -125,6 +127,9 @@ func addrWord(e *Endpoint) string {
 }
 
 func portWord(r *Record, e *Endpoint) string {
+	if r.Ports != nil { // too many to tell
+		return nilWord
+	}
 	switch r.Protocol {
 	case "TCP", "UDP", "SCTP":
 		if e != nil {
@@ -149,8 +154,16 @@ func (r *Record) appendAntrea(b []byte, v2 bool) []byte {
 		stamp, took = *r.Until, r.Until.Sub(r.Time)
 	}
 	verdict := r.Verdict
-	if r.Kind == KindLost {
+	for enforced, staged := range would {
+		if verdict == staged { // the table's name says that it was not enforced
+			verdict = enforced
+		}
+	}
+	switch r.Kind {
+	case KindLost:
 		verdict = "Lost"
+	case KindFile:
+		verdict = ""
 	}
 	b = stamp.UTC().AppendFormat(b, "2006/01/02 15:04:05.000000")
 	put := func(s string) { b = append(append(b, ' '), s...) }

@@ -1,8 +1,9 @@
 // Package audit turns the dataplane's events into an audit log.
 //
-//	worker ─► ring ─┐                       ┌─ json       one object per line, schema version 1
-//	worker ─► ring ─┼─► Writer: resolve ids,├─ antrea-v1  12 fields
-//	worker ─► ring ─┘   aggregate, format   └─ antrea-v2  16 words
+//	                                             ┌─► log: file (json, antrea-v1, antrea-v2), rotated, chained
+//	worker ─► ring ─┐                            │
+//	worker ─► ring ─┼─► Writer: resolve, collect ├─► standard output, syslog (RFC 5424)   each behind a bounded
+//	worker ─► ring ─┘   denials, format          └─► stream: readers of a local socket    queue of its own
 //
 // The packet path writes value-only events and never waits. One [Writer] drains
 // the rings, resolves rule ids against the table that decided (not the current
@@ -16,23 +17,48 @@
 //     ingress side. Only the side enforced on this node produces records.
 //   - A denied packet: every packet, but equal ones within one second become one
 //     record with a count (S2-86, X-53). Records of rules that allowed or passed
-//     such a packet on its way to the denial are not aggregated.
+//     such a packet on its way to the denial are not aggregated. Under a port
+//     scan all ports between two addresses become one record, see Record.Ports.
 //   - A default deny names every policy that isolates the pod.
 //   - An audit-only policy: a record with stage "audit" and the verdict it would
-//     have had.
-//   - A gap: whatever could not be kept (a full ring, a full disk) leaves a
-//     record of kind "lost" with the exact number and the time range.
+//     have had, "would-drop" and so on.
+//   - A gap: whatever could not be kept leaves a record of kind "lost" with the
+//     exact number and the time range.
 //
 // # What it guarantees
 //
-// Lines are never torn: the file is opened for appending and written in buffers
-// of whole lines. If a write stops in the middle of one (disk full) the next
-// write starts on a new line, and what was cut off is counted as lost. Memory is
-// bounded: the aggregation holds at most Config.MaxAggregates packets' worth of
-// state and closes the oldest early when it is full, which loses no counts.
+// Complete or honest. Every event a ring was offered is accounted for: by its
+// records, by the count of an aggregate, or by a lost record. Four things can
+// go wrong, and each is told exactly:
+//
+//	ring-full     the writer was slower than the traffic          the ring counts
+//	write-failed  the disk is full, an output does not answer     the output counts
+//	crash         the daemon died with events in memory           the state file counts (Config.State)
+//	torn-line     it died in a write, and there was no state      one line at least
+//
+// The count after a crash is exact for JSON. Antrea's lines cannot carry a
+// number, so there it may include records of the last write that did get into
+// the file; it is never too low. It is a lower bound after a power failure.
+//
+// Lines are never torn: they are written in buffers of whole lines, what a full
+// disk cut off is taken back, and what a killed writer left is taken away by the
+// next one. Rotation loses nothing: the new file exists before the old one is
+// renamed, numbers and hashes go on across files.
+//
+// Memory is bounded: windows, plans, hosts and queues all are. A slow output or
+// reader costs its own records, never the log's.
+//
+// # What it costs
+//
+// What a record says about the decision is worked out and formatted once per
+// decision of a table; a line then is a few copies and numbers, and allocates
+// nothing. See bench/audit for figures.
 //
 // # What it leaves to you
 //
-// Rotation: move the file away and call [Writer.Reopen] (the daemon does so on
-// SIGHUP). [Follow] reads a log as it grows and across such rotations.
+// The hash chain (Config.Chain, [Chain], [VerifyFiles]) shows changes, but not a
+// cut at the very end: keep Chain.Last, or a copy at a syslog receiver. Rotation
+// may be left to other programs: a file that was moved away or truncated is
+// noticed within a second, and [Writer.Reopen] does so at once. [Follow] reads a
+// log as it grows, [Files] and [Open] what was rotated.
 package audit

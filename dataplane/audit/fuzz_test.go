@@ -2,6 +2,7 @@ package audit
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"net/netip"
 	"strings"
@@ -19,6 +20,7 @@ func FuzzParse(f *testing.F) {
 	for _, line := range l.lines() {
 		f.Add([]byte(line))
 	}
+	f.Add([]byte(`{"v":1,"kind":"flow","time":"2026-01-01T00:00:00.1+02:30","until":"0001-01-01T00:00:00Z","tier":-3,"priority":1e-9,"policy":null,"label":"\u2028\u0001<&>\"\\","isolations":[{"kind":"K","name":"n"},{}],"source":{"ip":"fe80::1%\"","labels":{"b":"2","a":"1"},"service":true},"destination":{"ip":""},"icmpType":0,"icmpCode":3,"ports":{"first":1,"last":2},"seq":3,"events":4,"prev":"ff"}`))
 	f.Add([]byte(`{"v":1,"kind":"flow","time":"2026-01-01T00:00:00Z","verdict":"Drop","rule":{"name":"a\nb  c [x]","index":0},"count":3}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		r, err := Parse(line)
@@ -28,6 +30,12 @@ func FuzzParse(f *testing.F) {
 		out, err := r.appendJSON(nil)
 		if err != nil {
 			return // times no calendar has: nothing the writer produces
+		}
+		var ref bytes.Buffer
+		enc := json.NewEncoder(&ref)
+		enc.SetEscapeHTML(false)
+		if err := enc.Encode(&r); err != nil || !bytes.Equal(ref.Bytes(), out) {
+			t.Fatalf("encoding/json says %v\n%s\nwe say\n%s", err, ref.Bytes(), out)
 		}
 		if bytes.IndexByte(out, '\n') != len(out)-1 {
 			t.Fatalf("not one line: %q", out)

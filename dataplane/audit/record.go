@@ -22,6 +22,7 @@ const (
 	KindFlow   = "flow"   // a policy decision about a connection or a packet of it
 	KindPacket = "packet" // a packet that could not be decided; Reason says why
 	KindLost   = "lost"   // Count records missing between Time and Until; Reason says where
+	KindFile   = "file"   // the first line of a hash-chained file; Count is 0
 )
 
 // Verdict words. Pass is a rule's, never a connection's: evaluation went on.
@@ -32,6 +33,17 @@ const (
 	Pass   = "Pass"
 )
 
+// Verdict words of audit-only policies: what they would have done. They differ
+// from those of enforced ones so that whoever counts drops counts real ones.
+const (
+	WouldAllow  = "would-allow"
+	WouldDrop   = "would-drop"
+	WouldReject = "would-reject"
+	WouldPass   = "would-pass"
+)
+
+var would = map[string]string{Allow: WouldAllow, Drop: WouldDrop, Reject: WouldReject, Pass: WouldPass}
+
 // Stage words.
 const (
 	StageEnforce = "enforce" // the verdict was carried out
@@ -41,8 +53,10 @@ const (
 // Reasons of lost records. Other reasons are those of classifier.Reason,
 // dataplane.Cause and packet.Problem.
 const (
-	LostRing  = "ring-full"    // the writer was slower than the traffic
-	LostWrite = "write-failed" // the file could not be written
+	LostRing  = "ring-full"    // the writer was slower than the traffic; counts decisions
+	LostWrite = "write-failed" // the file, or another output, could not be written; counts records
+	LostCrash = "crash"        // the daemon died; counts decisions that were not written yet
+	LostTorn  = "torn-line"    // the file ended inside a line, and nothing tells how much is missing
 	// ReasonForgotten marks a record whose table is gone: the verdict is right,
 	// policy names are missing.
 	ReasonForgotten = "table-forgotten"
@@ -82,10 +96,14 @@ type Record struct {
 	Protocol    string    `json:"protocol,omitempty"`
 	ICMPType    *uint8    `json:"icmpType,omitempty"`
 	ICMPCode    *uint8    `json:"icmpCode,omitempty"`
-	TCPFlags    string    `json:"tcpFlags,omitempty"` // of the recorded packet: "SYN", "SYN,ACK"
-	Length      uint32    `json:"length,omitempty"`   // bytes of the recorded packet
-	Interface   string    `json:"interface,omitempty"`
-	Backend     string    `json:"backend,omitempty"`
+	// Ports is the span of destination ports of a folded aggregate: Count denied
+	// packets between two addresses, too many of them different to tell each.
+	// The endpoints' ports are absent then.
+	Ports     *Ports `json:"ports,omitempty"`
+	TCPFlags  string `json:"tcpFlags,omitempty"` // of the recorded packet: "SYN", "SYN,ACK"
+	Length    uint32 `json:"length,omitempty"`   // bytes of the recorded packet
+	Interface string `json:"interface,omitempty"`
+	Backend   string `json:"backend,omitempty"`
 
 	TableGeneration uint64 `json:"tableGeneration,omitempty"`
 	// Connection names the admitted connection in hexadecimal, so that no JSON
@@ -93,6 +111,22 @@ type Record struct {
 	Connection string `json:"connection,omitempty"`
 	// Count is how many packets (for lost records: events) this record is for.
 	Count uint64 `json:"count"`
+
+	// Seq numbers the lines of a log, across its files and restarts, from 1.
+	Seq uint64 `json:"seq,omitempty"`
+	// Events is how many decisions the log accounts for up to and including this
+	// line, since its first. A daemon that died tells by it what it did not
+	// write: see LostCrash.
+	Events uint64 `json:"events,omitempty"`
+	// Prev is the SHA-256 of the line before, without its newline, in
+	// hexadecimal: the hash chain. See Verify.
+	Prev string `json:"prev,omitempty"`
+}
+
+// Ports is an inclusive span.
+type Ports struct {
+	First uint16 `json:"first"`
+	Last  uint16 `json:"last"`
 }
 
 // Policy names a policy object.
@@ -118,7 +152,11 @@ type Endpoint struct {
 	Port      uint16     `json:"port,omitempty"` // TCP, UDP and SCTP
 	Namespace string     `json:"namespace,omitempty"`
 	Pod       string     `json:"pod,omitempty"`
-	Node      string     `json:"node,omitempty"` // the pod's node
+	Node      string     `json:"node,omitempty"` // the pod's node, or the node that has the address
+	// Service is set for an address that is a Service's.
+	Service bool `json:"service,omitempty"`
+	// Labels are those of the pod that Config.Labels names and the pod has.
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // Name returns "namespace/pod" for pods, else the address.
@@ -150,20 +188,11 @@ func Parse(line []byte) (Record, error) {
 		return Record{}, fmt.Errorf("%w %d, want %d", ErrVersion, r.V, Version)
 	}
 	switch r.Kind {
-	case KindFlow, KindPacket, KindLost:
+	case KindFlow, KindPacket, KindLost, KindFile:
 	default:
 		return Record{}, fmt.Errorf("audit: unknown kind %q", r.Kind)
 	}
 	return r, nil
-}
-
-// appendJSON appends the record as one line.
-func (r *Record) appendJSON(b []byte) ([]byte, error) {
-	line, err := json.Marshal(r)
-	if err != nil {
-		return b, err
-	}
-	return append(append(b, line...), '\n'), nil
 }
 
 var flagNames = [...]struct {
@@ -171,12 +200,18 @@ var flagNames = [...]struct {
 	name string
 }{{packet.FIN, "FIN"}, {packet.SYN, "SYN"}, {packet.RST, "RST"}, {packet.PSH, "PSH"}, {packet.ACK, "ACK"}, {packet.URG, "URG"}}
 
-func flagString(flags uint8) string {
-	var names []string
-	for _, f := range flagNames {
-		if flags&f.bit != 0 {
-			names = append(names, f.name)
+// flagTexts has every combination of the low eight flag bits.
+var flagTexts = func() (texts [256]string) {
+	for flags := range texts {
+		var names []string
+		for _, f := range flagNames {
+			if uint8(flags)&f.bit != 0 {
+				names = append(names, f.name)
+			}
 		}
+		texts[flags] = strings.Join(names, ",")
 	}
-	return strings.Join(names, ",")
-}
+	return texts
+}()
+
+func flagString(flags uint8) string { return flagTexts[flags] }

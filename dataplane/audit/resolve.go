@@ -21,6 +21,12 @@ type Resolver interface {
 	Endpoint(a flow.Addr) *rule.Endpoint
 }
 
+// NodeResolver is what a Resolver may know beside pods. A *classifier.Table does.
+type NodeResolver interface {
+	NodeOf(a flow.Addr) *rule.Node
+	IsVIP(a flow.Addr) bool
+}
+
 // Source is where the writer gets its events and their tables.
 type Source interface {
 	// Rings returns the event rings, the same ones every time. The writer is
@@ -47,6 +53,7 @@ func FromEngine(e *dataplane.Engine) Source { return engineSource{e} }
 // builder makes records of events. It belongs to the writer's goroutine.
 type builder struct {
 	node     string
+	labels   []string // pod labels to record
 	backends []string
 	ifname   func(int32) string
 	// wall converts an engine clock reading to the time of day.
@@ -77,7 +84,8 @@ func (b *builder) base(e *dataplane.Event, res Resolver) Record {
 
 func (b *builder) flow(r *Record, k *flow.Key, res Resolver) {
 	r.Protocol = k.Proto.String()
-	r.Source, r.Destination = endpoint(k.Src, res), endpoint(k.Dst, res)
+	src, dst := b.endpoint(k.Src, res), b.endpoint(k.Dst, res)
+	r.Source, r.Destination = &src, &dst
 	switch {
 	case k.Proto.HasPorts():
 		r.Source.Port, r.Destination.Port = k.SrcPort, k.DstPort
@@ -87,13 +95,29 @@ func (b *builder) flow(r *Record, k *flow.Key, res Resolver) {
 	}
 }
 
-func endpoint(a flow.Addr, res Resolver) *Endpoint {
-	e := &Endpoint{IP: a.Netip()}
+// endpoint names an address, without a port.
+func (b *builder) endpoint(a flow.Addr, res Resolver) Endpoint {
+	e := Endpoint{IP: a.Netip()}
 	if res == nil {
 		return e
 	}
 	if pod := res.Endpoint(a); pod != nil {
 		e.Namespace, e.Pod, e.Node = pod.Namespace, pod.Name, pod.Node
+		for _, k := range b.labels {
+			if v, ok := pod.Labels[k]; ok {
+				if e.Labels == nil {
+					e.Labels = map[string]string{}
+				}
+				e.Labels[k] = v
+			}
+		}
+		return e
+	}
+	if n, ok := res.(NodeResolver); ok {
+		if node := n.NodeOf(a); node != nil {
+			e.Node = node.Name
+		}
+		e.Service = n.IsVIP(a)
 	}
 	return e
 }
@@ -111,8 +135,12 @@ func named(r Record, x *rule.Rule) Record {
 		return r
 	}
 	r.Verdict = actionVerdicts[x.Action]
+	word := "" // the API's, where it is not ours
+	if x.Origin.Word != r.Verdict {
+		word = x.Origin.Word
+	}
 	if x.Stage == rule.AuditOnly {
-		r.Stage = StageAudit
+		r.Stage, r.Verdict = StageAudit, would[r.Verdict]
 	}
 	r.Direction = x.Direction.String()
 	r.Band = x.Order.Band.String()
@@ -121,10 +149,7 @@ func named(r Record, x *rule.Rule) Record {
 	r.Priority = &prio
 	p := ref(&x.Origin)
 	r.Policy = &p
-	r.Rule = &Rule{Name: x.Origin.Rule, Index: x.Origin.Index}
-	if x.Origin.Word != r.Verdict {
-		r.Rule.Action = x.Origin.Word
-	}
+	r.Rule = &Rule{Name: x.Origin.Rule, Index: x.Origin.Index, Action: word}
 	r.Label = x.Origin.Label
 	r.Reason = classifier.ReasonRule.String()
 	return r
@@ -228,7 +253,7 @@ func (b *builder) outcome(base Record, o *classifier.Outcome, res Resolver, emit
 		default:
 			r.Reason, r.Band = o.StagedReason.String(), o.StagedBand.String()
 		}
-		r.Stage, r.Verdict = StageAudit, o.Staged.String()
+		r.Stage, r.Verdict = StageAudit, would[o.Staged.String()]
 		emit(r)
 	}
 	return covered

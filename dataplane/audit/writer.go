@@ -1,13 +1,12 @@
 package audit
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
-	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -47,19 +46,52 @@ func ParseFormat(s string) (Format, error) {
 	return JSON, fmt.Errorf("unknown audit format %q: want json, antrea-v1 or antrea-v2", s)
 }
 
-// Config configures a Writer. Source and one of Path and Open are required.
+// Config configures a Writer. Source is required, and one of Path, Open, Stdout
+// and Syslog.
 type Config struct {
 	Source Source
+	// Format is that of the log and of Stdout.
 	Format Format
-	// Path is the log file: appended to, created with mode 0640.
+	// Path is the log file: appended to, created if need be.
 	Path string
-	// Open replaces Path. It is called by New and by every Reopen; a writer that
-	// returns short counts must return an error with them (io.Writer).
+	// Mode is given to files the writer creates; 0 means 0640.
+	Mode fs.FileMode
+	// Open replaces Path: the log is whatever it returns. It is called by New
+	// and by every Reopen; a writer that returns short counts must return an
+	// error with them (io.Writer). What follows about files does not apply.
 	Open func() (io.WriteCloser, error)
+
+	// MaxSize and MaxAge rotate the file when it has that many bytes (give or
+	// take a buffer of 64 KiB), or when its first record is that old. 0: never.
+	MaxSize int64
+	MaxAge  time.Duration
+	// Keep is how many rotated files are kept, KeepFor how long one is. 0: all,
+	// for ever.
+	Keep    int
+	KeepFor time.Duration
+	// Compress makes rotated files gzip files.
+	Compress bool
+	// Chain links the lines of the log by hashes: see Verify. JSON only.
+	Chain bool
+	// State keeps a small file beside the log from which the next writer knows
+	// how many events this one did not write, if it dies. It also numbers the
+	// lines (JSON), and keeps a second writer from the log. The source's rings
+	// must not be in use yet.
+	State bool
+
+	// Stdout, if set, gets every record, too; Syslog sends them to a receiver,
+	// as JSON; Stream offers them on a Unix socket of this path, as JSON. None of
+	// these is ever waited for.
+	Stdout io.Writer
+	Syslog *SyslogTarget
+	Stream string
+
 	// Node is this node's name, for the records.
 	Node string
+	// Labels are the keys of pod labels to record.
+	Labels []string
 	// InterfaceName names an interface index; nil prints "if7". It is called
-	// once per record from the writer's goroutine.
+	// once per event from the writer's goroutine.
 	InterfaceName func(index int32) string
 	// Clock must be the engine's clock; nil means dataplane.MonotonicClock.
 	Clock func() int64
@@ -68,27 +100,36 @@ type Config struct {
 	// Window is how long equal denied packets are collected; 0 means one second
 	// (S2-86).
 	Window time.Duration
-	// MaxAggregates bounds the windows open at a time; 0 means 8192. Beyond it
-	// the oldest is closed early.
+	// MaxAggregates bounds the windows open at a time, of single tuples and of
+	// address pairs each; 0 means 8192. An open window takes some 500 bytes.
 	MaxAggregates int
 	// Poll is how often the rings are looked at; 0 means 2 ms. After a while
 	// without events it is five times that.
 	Poll time.Duration
-	// Tee, if set, is called with every record as it is written, from the
-	// writer's goroutine, which waits for it. It must not call the Writer.
+	// Tee, if set, is called with every record, from the writer's goroutine,
+	// which waits for it. It must not call the Writer. It costs far more than
+	// writing the record does.
 	Tee    func(Record)
 	Logger *slog.Logger // nil discards
 }
 
-// Stats are totals since start.
+// Stats are totals since start, Lag and Readers excepted.
 type Stats struct {
 	Events     uint64 // events taken from the rings, gap markers excluded
-	Records    uint64 // records written, the rings' gap markers included
+	Records    uint64 // records written to the log; to the other outputs without a log
 	Collapsed  uint64 // denied packets that became part of another's record
+	Folded     uint64 // of those, into a record that does not tell their ports
 	RingLost   uint64 // events the rings had no room for, as far as reported by records
-	WriteLost  uint64 // records the file did not take
+	WriteLost  uint64 // records the log did not take
+	CrashLost  uint64 // events an earlier run did not write, as reported at start
+	OutputLost uint64 // records standard output and syslog did not take
 	Unresolved uint64 // events whose table was gone
 	Reopens    uint64
+	Rotations  uint64
+	Readers    int           // connected to the stream now
+	Dropped    uint64        // stream readers that were too slow
+	Windows    int           // open now
+	Lag        time.Duration // of the last write: age of the oldest event that waited for it, windows not counted
 }
 
 // Limits of the writer's own memory.
@@ -98,61 +139,69 @@ const (
 	defaultOpen = 8192
 )
 
-// resyncAt is how far the wall clock may drift from the engine's before record
-// times follow it: small against what matters in a log, large against jitter.
-const resyncAt = int64(time.Millisecond)
+const (
+	// resyncAt is how far the wall clock may drift from the engine's before
+	// record times follow it: small against what matters in a log, large against
+	// jitter.
+	resyncAt = int64(time.Millisecond)
+	// lookEvery is how often the log's name is looked at: is it still our file?
+	lookEvery = int64(time.Second)
+)
 
 // Writer writes the audit log. Run does the work; the other methods may be
 // called from any goroutine.
 type Writer struct {
-	cfg    Config
-	clock  func() int64
-	log    *slog.Logger
-	rings  []*dataplane.Ring
-	build  builder
-	events []dataplane.Event
-	offset int64 // wall clock minus engine clock, nanoseconds
+	cfg     Config
+	clock   func() int64
+	log     *slog.Logger
+	rings   []*dataplane.Ring
+	build   builder
+	planner *planner
+	windows *windows
+	events  []dataplane.Event
+	facts   facts // scratch
+	offset  int64 // wall clock minus engine clock, nanoseconds
+	since   int64 // engine time of the oldest event not yet written; 0 = none
+	look    int64 // engine time of the next look at the log's name
+	rotate  int64 // engine time before which no rotation is tried again
 
-	open  map[dataplane.Event]*aggregate
-	queue []*aggregate // by the time they were opened; the head is queue[first]
-	first int
+	feeds   []*feed
+	stream  *stream
+	state   *state
+	archive *archive
 
-	mu      sync.Mutex // guards what follows: Reopen against the writing goroutine
-	file    io.WriteCloser
-	buf     []byte
-	lines   int
-	torn    bool // the file ends in the middle of a line
-	failing bool
-	gap     gap
-	retryAt int64
+	mu  sync.Mutex // guards the output: Reopen against the writing goroutine
+	out *output    // nil without a log
 
-	nEvents, nRecords, nCollapsed, nRingLost, nWriteLost, nUnresolved, nReopens atomic.Uint64
+	nEvents, nCollapsed, nFolded, nRingLost, nUnresolved, nReopens, nRotations atomic.Uint64
+	nRecords, nWriteLost, nCrashLost, nWindows                                 atomic.Uint64
+	lag                                                                        atomic.Int64
 }
 
-// gap is what the file did not take and no lost record has told yet.
-type gap struct {
-	count       uint64
-	first, last int64
-}
-
-// aggregate is one open window: equal denied packets.
-type aggregate struct {
-	event     dataplane.Event // the first packet's
-	count     uint64
-	closeAt   int64
-	immediate bool // the event also has records that are not aggregated
-	res       Resolver
-}
-
-// New opens the log.
+// New opens the log, and mends and accounts for what an earlier writer that died
+// left behind.
 func New(cfg Config) (*Writer, error) {
-	w := &Writer{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, open: map[dataplane.Event]*aggregate{}}
+	w := &Writer{cfg: cfg, clock: cfg.Clock, log: cfg.Logger}
 	if cfg.Source == nil {
 		return nil, errors.New("audit: no source")
 	}
-	if cfg.Path == "" && cfg.Open == nil {
+	hasLog := cfg.Path != "" || cfg.Open != nil
+	switch {
+	case !hasLog && cfg.Stdout == nil && cfg.Syslog == nil:
 		return nil, errors.New("audit: no file")
+	case cfg.Chain && (cfg.Format != JSON || !hasLog):
+		return nil, errors.New("audit: a hash chain needs a log in JSON")
+	case cfg.State && cfg.Path == "":
+		return nil, errors.New("audit: no file to keep a state for")
 	}
+	w.defaults()
+	if err := w.openOutputs(hasLog); err != nil {
+		return nil, errors.Join(err, w.closeOutputs(w.clock()))
+	}
+	return w, nil
+}
+
+func (w *Writer) defaults() {
 	if w.clock == nil {
 		w.clock = dataplane.MonotonicClock
 	}
@@ -171,19 +220,20 @@ func New(cfg Config) (*Writer, error) {
 	if w.cfg.Poll <= 0 {
 		w.cfg.Poll = 2 * time.Millisecond
 	}
-	w.rings = cfg.Source.Rings()
+	if w.cfg.Mode == 0 {
+		w.cfg.Mode = 0o640
+	}
+	w.rings = w.cfg.Source.Rings()
 	w.events = make([]dataplane.Event, drainBatch)
-	w.build = builder{node: cfg.Node, backends: cfg.Source.BackendNames(), ifname: cfg.InterfaceName, wall: w.wall}
+	w.build = builder{
+		node: w.cfg.Node, labels: w.cfg.Labels, backends: w.cfg.Source.BackendNames(), ifname: w.cfg.InterfaceName, wall: w.wall,
+	}
 	if w.build.ifname == nil {
 		w.build.ifname = defaultName
 	}
-	f, err := w.openFile()
-	if err != nil {
-		return nil, err
-	}
-	w.file = f
+	w.planner = newPlanner(&w.build, w.cfg.Source)
+	w.windows = newWindows(int64(w.cfg.Window), w.cfg.MaxAggregates)
 	w.sync(w.clock())
-	return w, nil
 }
 
 func defaultName(index int32) string {
@@ -193,51 +243,44 @@ func defaultName(index int32) string {
 	return "if" + strconv.Itoa(int(index))
 }
 
-func (w *Writer) openFile() (io.WriteCloser, error) {
-	if w.cfg.Open != nil {
-		return w.cfg.Open()
-	}
-	f, err := os.OpenFile(w.cfg.Path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o640)
-	if err != nil {
-		return nil, fmt.Errorf("audit: open log: %w", err)
-	}
-	return f, nil
-}
-
-// Reopen opens the log anew, as after a rotation. Buffered lines go to the old
-// file. If the new one cannot be opened the old one stays in use.
-func (w *Writer) Reopen() error {
-	f, err := w.openFile()
-	if err != nil {
-		return err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.flushLocked(w.clock())
-	old := w.file
-	w.file, w.torn = f, false
-	w.nReopens.Add(1)
-	if err := old.Close(); err != nil {
-		return fmt.Errorf("audit: close old log: %w", err)
-	}
-	return nil
-}
+// Hits returns how many packets were recorded for each line of policy, in no
+// order. Counts start with the writer; their number is bounded.
+func (w *Writer) Hits() []Hit { return w.planner.hits.list() }
 
 // Stats returns the totals.
 func (w *Writer) Stats() Stats {
-	return Stats{
-		Events: w.nEvents.Load(), Records: w.nRecords.Load(), Collapsed: w.nCollapsed.Load(), RingLost: w.nRingLost.Load(),
-		WriteLost: w.nWriteLost.Load(), Unresolved: w.nUnresolved.Load(), Reopens: w.nReopens.Load(),
+	s := Stats{
+		Events: w.nEvents.Load(), Records: w.nRecords.Load(), Collapsed: w.nCollapsed.Load(), Folded: w.nFolded.Load(),
+		RingLost: w.nRingLost.Load(), WriteLost: w.nWriteLost.Load(), CrashLost: w.nCrashLost.Load(),
+		Unresolved: w.nUnresolved.Load(), Reopens: w.nReopens.Load(), Rotations: w.nRotations.Load(),
+		Windows: int(w.nWindows.Load()), Lag: time.Duration(w.lag.Load()),
 	}
+	for i, d := range w.feeds {
+		s.OutputLost += d.lost.Load()
+		if i == 0 && w.out == nil {
+			s.Records = d.sent.Load()
+		}
+	}
+	if w.stream != nil {
+		s.Readers, s.Dropped = int(w.stream.active.Load()), w.stream.dropped.Load()
+	}
+	return s
 }
 
 // Run writes until ctx is done, then takes what is left in the rings, closes
-// every window, flushes and closes the file. Stop the engine first, so that
+// every window, flushes and closes the log. Stop the engine first, so that
 // nothing is put into the rings after that. The error is the last flush's or the
 // close's; write failures before that are counted and logged, not returned.
 func (w *Writer) Run(ctx context.Context) error {
 	// After idleAfter empty looks the node has nothing to say: look less often.
 	const idleAfter, idleFactor = 100, 5
+	if w.archive != nil {
+		actx, stop := context.WithCancel(context.WithoutCancel(ctx))
+		var wg sync.WaitGroup
+		wg.Go(func() { w.archive.run(actx) })
+		defer wg.Wait()
+		defer stop()
+	}
 	timer := time.NewTimer(w.cfg.Poll)
 	defer timer.Stop()
 	empty := 0
@@ -260,30 +303,35 @@ func (w *Writer) Run(ctx context.Context) error {
 	}
 }
 
+// finish writes everything there is and closes the log.
 func (w *Writer) finish() error {
-	for w.step(w.clock()) > 0 {
-	}
 	now := w.clock()
-	for w.first < len(w.queue) {
-		w.closeOldest(now)
+	for w.step(now) > 0 {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	err := w.flushLocked(now)
-	return errors.Join(err, w.file.Close())
+	for w.windows.oldest() != nil {
+		w.closeOldest(now)
+	}
+	return w.closeOutputs(now)
 }
 
-// step takes what the rings hold, closes due windows and writes. It returns the
-// number of events taken.
+// step takes what is in the rings, closes the windows that are due and writes.
+// It returns how many events it took.
 func (w *Writer) step(now int64) (taken int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.sync(now)
 	for _, r := range w.rings {
-		// At most one ring's worth per step, so that a flood into one ring
-		// does not keep the others and the windows waiting.
+		// One ring's worth per step, so that a flood into one ring does not keep
+		// the others and the windows waiting.
 		for left := r.Cap(); left > 0; {
 			n := r.Drain(w.events[:min(left, len(w.events))])
 			if n == 0 {
 				break
+			}
+			if w.since == 0 {
+				w.since = w.events[0].Time
 			}
 			for i := range w.events[:n] {
 				w.event(&w.events[i], now)
@@ -292,14 +340,11 @@ func (w *Writer) step(now int64) (taken int) {
 			left -= n
 		}
 	}
-	for w.first < len(w.queue) && w.queue[w.first].closeAt <= now {
+	for a := w.windows.oldest(); a != nil && a.closeAt <= now; a = w.windows.oldest() {
 		w.closeOldest(now)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.lines > 0 || (w.gap.count > 0 && now >= w.retryAt) {
-		_ = w.flushLocked(now) // counted and logged there
-	}
+	w.nWindows.Store(uint64(len(w.windows.queue) - w.windows.first))
+	w.flush(now)
 	return taken
 }
 
@@ -316,186 +361,104 @@ func (w *Writer) wall(ns int64) time.Time { return time.Unix(0, ns+w.offset).UTC
 func (w *Writer) event(e *dataplane.Event, now int64) {
 	if e.Cause == dataplane.CauseLost {
 		w.nRingLost.Add(e.Count)
-		w.build.records(e, nil, w.write)
+		w.lost(LostRing, e.Count, e.Time, e.Last, now)
 		return
 	}
 	w.nEvents.Add(1)
-	var res Resolver
-	if e.Verdict != classifier.Allow {
-		if w.repeat(e) {
-			return
-		}
-	}
-	if e.Generation != 0 || e.Cause == dataplane.CausePolicy || e.Cause == dataplane.CauseICMPError {
-		if res = w.cfg.Source.Resolver(e.Generation); res == nil {
-			w.nUnresolved.Add(1)
-		}
-	}
-	if e.Verdict == classifier.Allow {
-		w.build.records(e, res, w.write)
+	denied := e.Verdict != classifier.Allow
+	if denied && w.repeat(e, now) {
 		return
 	}
-	a := &aggregate{event: *e, count: e.Count, closeAt: e.Time + int64(w.cfg.Window), res: res}
-	w.build.records(e, res, func(r Record) {
-		if !denies(&r) {
-			a.immediate = true
-			w.write(r)
+	t := w.planner.table(e.Generation)
+	pl := w.planner.plan(e, t)
+	if pl.unresolved {
+		w.nUnresolved.Add(1)
+	}
+	f := &w.facts
+	w.planner.facts(f, e, t, e.Time+w.offset)
+	if !denied || pl.denials == 0 {
+		if len(pl.entries) == 0 {
+			w.settle(1)
+			return
 		}
-	})
-	for len(w.open) >= w.cfg.MaxAggregates {
+		for i := range pl.entries {
+			w.put(&pl.entries[i], f, weightAt(i, len(pl.entries), 1), now)
+		}
+		return
+	}
+	if w.immediate(pl, f, now); w.windows.full() {
 		w.closeOldest(now)
 	}
-	w.open[aggregateKey(e)] = a
-	w.queue = append(w.queue, a)
+	w.windows.add(e, pl, f.src, f.dst)
+}
+
+// weightAt gives the last of n lines the whole weight: what a line completes.
+func weightAt(i, n int, weight uint64) uint64 {
+	if i == n-1 {
+		return weight
+	}
+	return 0
+}
+
+// immediate writes those records of a denied packet that are not aggregated:
+// rules passed through, and an allowing side.
+func (w *Writer) immediate(pl *plan, f *facts, now int64) {
+	if pl.denials == len(pl.entries) {
+		return
+	}
+	for i := range pl.entries {
+		if !pl.entries[i].denial {
+			w.put(&pl.entries[i], f, 0, now)
+		}
+	}
 }
 
 // repeat counts e into an open window, if there is one for it and it is not due.
-func (w *Writer) repeat(e *dataplane.Event) bool {
-	a := w.open[aggregateKey(e)]
+func (w *Writer) repeat(e *dataplane.Event, now int64) bool {
+	a, late := w.windows.find(e)
 	if a == nil {
 		return false
 	}
-	if e.Time >= a.closeAt {
+	if late {
 		// The writer is late: the window ended before this packet.
-		for w.first < len(w.queue) && w.open[aggregateKey(e)] == a {
-			w.closeOldest(a.closeAt)
+		for end := a.closeAt; w.windows.oldest() != nil && w.windows.oldest().closeAt <= end; {
+			w.closeOldest(end)
 		}
 		return false
 	}
-	a.count += e.Count
+	a.add(e)
 	w.nCollapsed.Add(e.Count)
-	if a.immediate {
-		w.build.records(e, a.res, func(r Record) {
-			if !denies(&r) {
-				w.write(r)
-			}
-		})
+	if a.folded {
+		w.nFolded.Add(e.Count)
+	}
+	if a.plan.denials < len(a.plan.entries) {
+		w.planner.facts(&w.facts, e, w.planner.table(e.Generation), e.Time+w.offset)
+		w.immediate(a.plan, &w.facts, now)
 	}
 	return true
 }
 
 // denies reports whether a record is of the kind that is aggregated. Allow and
 // Pass are not (S2-87).
-func denies(r *Record) bool { return r.Verdict == Drop || r.Verdict == Reject }
-
-// aggregateKey is what makes two denied packets equal: all but when and how many.
-func aggregateKey(e *dataplane.Event) dataplane.Event {
-	k := *e
-	k.Time, k.Last, k.Conn, k.Count = 0, 0, 0, 0
-	return k
+func denies(r *Record) bool {
+	switch r.Verdict {
+	case Drop, Reject, WouldDrop, WouldReject:
+		return true
+	}
+	return false
 }
 
 // closeOldest writes the oldest window's records.
 func (w *Writer) closeOldest(now int64) {
-	a := w.queue[w.first]
-	w.queue[w.first] = nil
-	if w.first++; w.first == len(w.queue) {
-		w.queue, w.first = w.queue[:0], 0
-	} else if w.first > 1024 && w.first > len(w.queue)/2 {
-		n := copy(w.queue, w.queue[w.first:])
-		clear(w.queue[n:])
-		w.queue, w.first = w.queue[:n], 0
-	}
-	delete(w.open, aggregateKey(&a.event))
-	w.build.records(&a.event, a.res, func(r Record) {
-		if !denies(&r) {
-			return
+	a := w.windows.remove()
+	e := &a.event
+	a.facts(&w.facts, w.build.ifname(e.Device), e.Time+w.offset, max(now, e.Time)+w.offset)
+	n := 0
+	for i := range a.plan.entries {
+		if en := &a.plan.entries[i]; en.denial {
+			w.put(en, &w.facts, weightAt(n, a.plan.denials, a.events), now)
+			n++
 		}
-		r.Count = a.count
-		if a.count > 1 {
-			until := w.wall(max(now, a.event.Time))
-			r.Until = &until
-		}
-		w.write(r)
-	})
-}
-
-// write formats a record into the buffer.
-func (w *Writer) write(r Record) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.buf = w.format(w.buf, &r)
-	w.lines++
-	w.nRecords.Add(1)
-	if w.cfg.Tee != nil {
-		w.cfg.Tee(r)
 	}
-	if len(w.buf) >= flushAt {
-		_ = w.flushLocked(w.clock()) // counted and logged there
-	}
-}
-
-func (w *Writer) format(b []byte, r *Record) []byte {
-	switch w.cfg.Format {
-	case AntreaV1:
-		return r.appendAntrea(b, false)
-	case AntreaV2:
-		return r.appendAntrea(b, true)
-	}
-	out, err := r.appendJSON(b)
-	if err != nil {
-		// Records hold nothing JSON cannot say, but for a time beyond year 9999.
-		return append(b, fmt.Sprintf("{\"v\":%d,\"kind\":%q,\"reason\":%q,\"count\":1}\n", Version, KindLost, err)...)
-	}
-	return out
-}
-
-// flushLocked writes the buffer in one go, a report of what was lost before in
-// front of it. The buffer is empty afterwards, whatever happened: under a full
-// disk memory stays bounded and the log says how much is missing.
-func (w *Writer) flushLocked(now int64) error {
-	if w.lines == 0 && w.gap.count == 0 {
-		return nil
-	}
-	var head []byte
-	heads := 0 // complete lines in head that are not records
-	if w.torn {
-		head = append(head, '\n')
-		heads++
-	}
-	reported := w.gap
-	if reported.count > 0 {
-		until := w.wall(reported.last)
-		head = w.format(head, &Record{
-			V: Version, Kind: KindLost, Time: w.wall(reported.first), Until: &until, Node: w.cfg.Node,
-			Reason: LostWrite, Count: reported.count,
-		})
-		heads++
-	}
-	out := w.buf
-	if heads > 0 {
-		out = append(head, w.buf...)
-	}
-	n, err := w.file.Write(out)
-	if err == nil && n < len(out) {
-		err = io.ErrShortWrite
-	}
-	done := bytes.Count(out[:n], []byte{'\n'})
-	if n > 0 {
-		w.torn = out[n-1] != '\n'
-	}
-	if reported.count > 0 && done >= heads {
-		w.gap = gap{}
-	}
-	if missing := w.lines - max(done-heads, 0); missing > 0 {
-		if w.gap.count == 0 {
-			w.gap.first = now
-		}
-		w.gap.count += uint64(missing)
-		w.gap.last = now
-		w.nWriteLost.Add(uint64(missing))
-		w.nRecords.Add(-uint64(missing))
-	}
-	w.buf, w.lines = w.buf[:0], 0
-	switch {
-	case err != nil:
-		w.retryAt = now + int64(time.Second)
-		if !w.failing {
-			w.log.Error("audit log cannot be written", "error", err)
-		}
-	case w.failing:
-		w.log.Info("audit log is written again", "lost", reported.count)
-	}
-	w.failing = err != nil
-	return err
+	w.windows.release(a)
 }

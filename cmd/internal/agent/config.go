@@ -3,7 +3,11 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +34,7 @@ type Config struct {
 	Conntrack ConntrackConfig `json:"conntrack"`
 	NFQueue   NFQueueConfig   `json:"nfqueue"`
 	AFXDP     AFXDPConfig     `json:"afxdp"`
+	Metrics   MetricsConfig   `json:"metrics"`
 
 	// The rest comes from the command line only.
 
@@ -46,6 +51,67 @@ type AuditConfig struct {
 	Window metav1.Duration `json:"window"` // equal denied packets within it become one record
 	All    bool            `json:"all"`    // record every decision
 	Denies bool            `json:"denies"` // record every denied connection
+	Labels string          `json:"labels"` // keys of pod labels to record, separated by commas
+
+	Mode       string          `json:"mode"`       // of the file, octal
+	MaxSizeMiB int64           `json:"maxSizeMiB"` // rotate at this size; 0 = never
+	MaxAge     metav1.Duration `json:"maxAge"`     // rotate at this age; 0 = never
+	Keep       int             `json:"keep"`       // rotated files kept; 0 = all
+	KeepFor    metav1.Duration `json:"keepFor"`    // how long a rotated file is kept; 0 = for ever
+	Compress   bool            `json:"compress"`   // rotated files
+	Chain      bool            `json:"chain"`      // link lines by hashes
+
+	Stdout bool   `json:"stdout"` // standard output gets every record as well
+	Syslog string `json:"syslog"` // and so does a syslog receiver; "" = none
+	Stream string `json:"stream"` // path of a socket that streams records; "" = none
+}
+
+// mode parses Mode.
+func (c *AuditConfig) mode() (fs.FileMode, error) {
+	m, err := strconv.ParseUint(c.Mode, 8, 32)
+	if err != nil || m == 0 || m&^0o777 != 0 {
+		return 0, fmt.Errorf("audit.mode: %q: want octal permissions, such as 0640", c.Mode)
+	}
+	return fs.FileMode(m), nil
+}
+
+// labels splits Labels.
+func (c *AuditConfig) labels() []string {
+	return strings.FieldsFunc(c.Labels, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// anywhere reports whether records go anywhere.
+func (c *AuditConfig) anywhere() bool { return c.File != "" || c.Stdout || c.Syslog != "" }
+
+func (c *AuditConfig) validate() (errs []error) {
+	if _, err := audit.ParseFormat(c.Format); err != nil {
+		errs = append(errs, fmt.Errorf("audit.format: %w", err))
+	}
+	if c.Window.Duration <= 0 {
+		errs = append(errs, errors.New("audit.window: want a positive duration, such as 1s"))
+	}
+	if _, err := c.mode(); err != nil {
+		errs = append(errs, err)
+	}
+	for key, negative := range map[string]bool{
+		"maxSizeMiB": c.MaxSizeMiB < 0, "maxAge": c.MaxAge.Duration < 0, "keep": c.Keep < 0, "keepFor": c.KeepFor.Duration < 0,
+	} {
+		if negative {
+			errs = append(errs, fmt.Errorf("audit.%s: want 0 or more", key))
+		}
+	}
+	if c.Chain && (c.Format != audit.JSON.String() || c.File == "") {
+		errs = append(errs, errors.New("audit.chain: needs a file, and format json"))
+	}
+	if c.Syslog != "" {
+		if _, err := audit.ParseSyslog(c.Syslog); err != nil {
+			errs = append(errs, fmt.Errorf("audit.syslog: %w", err))
+		}
+	}
+	if c.Stream != "" && !c.anywhere() {
+		errs = append(errs, errors.New("audit.stream: needs audit.file, stdout or syslog beside it"))
+	}
+	return errs
 }
 
 // ConntrackConfig bounds connection tracking.
@@ -75,10 +141,12 @@ func Default() Config {
 		Audit: AuditConfig{
 			File: "/var/log/tierwall/audit.log", Format: audit.JSON.String(),
 			Window: metav1.Duration{Duration: time.Second},
+			Mode:   "0640", MaxSizeMiB: 100, MaxAge: metav1.Duration{Duration: 24 * time.Hour}, Keep: 10, Compress: true,
 		},
 		Conntrack: ConntrackConfig{MaxConnections: 65536},
 		NFQueue:   NFQueueConfig{FirstQueue: 7300, QueueLength: 8192},
 		AFXDP:     AFXDPConfig{FlowEntries: 262144},
+		Metrics:   MetricsConfig{Address: "127.0.0.1:7380"},
 		LogLevel:  "info",
 	}
 }
@@ -112,12 +180,7 @@ func (c *Config) Validate() error {
 	oneOf("failMode", c.FailMode, "closed", "open")
 	oneOf("established", c.Established, "strict", "keep")
 	oneOf("log level", c.LogLevel, "debug", "info", "warn", "error")
-	if _, err := audit.ParseFormat(c.Audit.Format); err != nil {
-		errs = append(errs, fmt.Errorf("audit.format: %w", err))
-	}
-	if c.Audit.Window.Duration <= 0 {
-		errs = append(errs, errors.New("audit.window: want a positive duration, such as 1s"))
-	}
+	errs = append(errs, c.Audit.validate()...)
 	if c.Manifests == "" && !c.CleanupOnly {
 		errs = append(errs, errors.New("manifests: want a directory with policies and inventory"))
 	}
@@ -129,6 +192,11 @@ func (c *Config) Validate() error {
 	}
 	if c.AFXDP.FlowEntries < 1024 {
 		errs = append(errs, errors.New("afxdp.flowEntries: want at least 1024"))
+	}
+	if c.Metrics.Address != "" {
+		if _, _, err := net.SplitHostPort(c.Metrics.Address); err != nil {
+			errs = append(errs, fmt.Errorf("metrics.address: want HOST:PORT, or nothing: %w", err))
+		}
 	}
 	if c.Node == "" {
 		host, err := os.Hostname()

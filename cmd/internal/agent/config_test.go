@@ -22,8 +22,9 @@ func TestManual(t *testing.T) {
 	}
 	for _, key := range []string{
 		"node:", "manifests:", "dataplane:", "failMode:", "established:", "audit:", "  file:", "  format:", "  window:",
-		"  all:", "  denies:", "conntrack:", "  maxConnections:", "nfqueue:", "  firstQueue:", "  queues:", "  queueLength:",
-		"afxdp:", "  flowEntries:",
+		"  all:", "  denies:", "  labels:", "  mode:", "  maxSizeMiB:", "  maxAge:", "  keep:", "  keepFor:", "  compress:", "  chain:",
+		"  stdout:", "  syslog:", "  stream:", "conntrack:", "  maxConnections:", "nfqueue:", "  firstQueue:", "  queues:", "  queueLength:",
+		"afxdp:", "  flowEntries:", "metrics:", "  address:",
 	} {
 		if !strings.Contains(string(manual), "\n"+key) {
 			t.Errorf("the manual leaves out %q", key)
@@ -52,11 +53,12 @@ func TestValidateNamesEveryMistake(t *testing.T) {
 	c := Default()
 	c.Dataplane, c.FailMode, c.Established, c.Audit.Format = "xdp", "half", "maybe", "xml"
 	c.Audit.Window.Duration, c.Manifests, c.Conntrack.MaxConnections, c.AFXDP.FlowEntries = 0, "", 0, 1
+	c.Audit.Mode, c.Audit.Keep, c.Audit.Chain, c.Audit.Syslog, c.Audit.Stream, c.Audit.File = "rw", -1, true, "log:514", "/x", "/x"
 	err := c.Validate()
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, key := range []string{"dataplane", "failMode", "established", "audit.format", "audit.window", "manifests", "conntrack.maxConnections", "afxdp.flowEntries"} {
+	for _, key := range []string{"dataplane", "failMode", "established", "audit.format", "audit.window", "audit.mode", "audit.keep", "audit.chain", "audit.syslog", "manifests", "conntrack.maxConnections", "afxdp.flowEntries"} {
 		if !strings.Contains(err.Error(), key) {
 			t.Errorf("error does not name %s:\n%v", key, err)
 		}

@@ -111,9 +111,10 @@ func (d *daemon) open() error {
 	d.engine = dataplane.New(dataplane.Config{
 		Backends: backends, FailMode: failMode, Established: established,
 		Conntrack: conntrack.Limits{Records: d.cfg.Conntrack.MaxConnections},
+		RingSize:  ringSize(backends),
 		AuditAll:  d.cfg.Audit.All, AuditDenies: d.cfg.Audit.Denies, Logger: d.log,
 	})
-	if d.cfg.Audit.File == "" {
+	if !d.cfg.Audit.anywhere() {
 		return nil
 	}
 	if err := d.openAudit(); err != nil {
@@ -123,21 +124,55 @@ func (d *daemon) open() error {
 }
 
 func (d *daemon) openAudit() error {
-	if err := os.MkdirAll(filepath.Dir(d.cfg.Audit.File), 0o750); err != nil {
-		return fmt.Errorf("audit log: %w", err)
+	c := &d.cfg.Audit
+	if c.File != "" {
+		if err := os.MkdirAll(filepath.Dir(c.File), 0o750); err != nil {
+			return fmt.Errorf("audit log: %w", err)
+		}
 	}
-	format, err := audit.ParseFormat(d.cfg.Audit.Format)
+	format, err := audit.ParseFormat(c.Format)
 	if err != nil {
 		return fmt.Errorf("audit log: %w", err)
 	}
-	d.audit, err = audit.New(audit.Config{
-		Source: audit.FromEngine(d.engine), Format: format, Path: d.cfg.Audit.File, Node: d.cfg.Node,
-		Window: d.cfg.Audit.Window.Duration, InterfaceName: newInterfaceNames().name, Logger: d.log,
-	})
+	mode, err := c.mode()
 	if err != nil {
+		return err
+	}
+	conf := audit.Config{
+		Source: audit.FromEngine(d.engine), Format: format, Path: c.File, Mode: mode, Node: d.cfg.Node, Labels: c.labels(),
+		MaxSize: c.MaxSizeMiB << 20, MaxAge: c.MaxAge.Duration, Keep: c.Keep, KeepFor: c.KeepFor.Duration,
+		Compress: c.Compress, Chain: c.Chain, State: c.File != "", Stream: c.Stream,
+		Window: c.Window.Duration, InterfaceName: newInterfaceNames().name, Logger: d.log,
+	}
+	if c.Stdout {
+		conf.Stdout = os.Stdout
+	}
+	if c.Syslog != "" {
+		target, err := audit.ParseSyslog(c.Syslog)
+		if err != nil {
+			return fmt.Errorf("audit log: %w", err)
+		}
+		conf.Syslog = &target
+	}
+	if d.audit, err = audit.New(conf); err != nil {
 		return fmt.Errorf("audit log: %w", err)
 	}
 	return nil
+}
+
+// ringSize is how many events each worker's ring holds: as many as the disk may
+// need to get over a hiccup at full rate, within some 30 MiB for all of them.
+func ringSize(backends []dataplane.Backend) int {
+	const all, most = 1 << 18, 1 << 16
+	workers := 0
+	for _, b := range backends {
+		workers += len(b.Drivers())
+	}
+	size := dataplane.DefaultRingSize
+	for size < most && size*2*workers <= all {
+		size *= 2
+	}
+	return size
 }
 
 // serve runs until ctx ends or a part fails. Parts stop in the order packets
@@ -156,6 +191,9 @@ func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) erro
 		}
 	})
 	packets.Go(func() { d.control.Run(ctx) })
+	if d.cfg.Metrics.Address != "" {
+		packets.Go(func() { d.serveMetrics(ctx) })
+	}
 	d.watch(ctx)
 	packets.Wait()
 	stopAudit()
@@ -292,6 +330,9 @@ func newInterfaceNames() *interfaceNames { return &interfaceNames{} }
 // name returns the name of the interface. Unknown indexes make it read the list
 // again, at most once a second: an index may be gone already.
 func (n *interfaceNames) name(index int32) string {
+	if index == 0 { // not known
+		return ""
+	}
 	if s, ok := n.names[index]; ok {
 		return s
 	}

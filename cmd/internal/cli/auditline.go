@@ -16,8 +16,12 @@ import (
 func AuditLine(s Style, zone *time.Location, r *audit.Record) string {
 	var b strings.Builder
 	b.WriteString(s.Dim(r.Time.In(zone).Format("15:04:05.000")))
-	if r.Kind == audit.KindLost {
+	switch r.Kind {
+	case audit.KindLost:
 		fmt.Fprintf(&b, " %s  %d records are missing here: %s", s.Alarm("Lost"), r.Count, r.Reason)
+		return b.String()
+	case audit.KindFile:
+		b.WriteString(s.Dim(" a file of a hash-chained log begins"))
 		return b.String()
 	}
 	fmt.Fprintf(&b, " %s  %s -> %s", s.VerdictAs(r.Verdict, fmt.Sprintf("%-6s", r.Verdict)), s.Bold(r.Source.Name()), s.Bold(r.Destination.Name()))
@@ -40,6 +44,9 @@ func AuditLine(s Style, zone *time.Location, r *audit.Record) string {
 	}
 	if r.Count > 1 {
 		notes = append(notes, fmt.Sprintf("%d packets", r.Count))
+	}
+	if r.Ports != nil {
+		notes = append(notes, fmt.Sprintf("to ports %d-%d", r.Ports.First, r.Ports.Last))
 	}
 	if len(notes) > 0 {
 		b.WriteString("  " + s.Dim(strings.Join(notes, ", ")))

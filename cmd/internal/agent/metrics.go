@@ -1,0 +1,48 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/tierwall/tierwall/cmd/internal/metrics"
+)
+
+// MetricsConfig says where numbers and probes are served.
+type MetricsConfig struct {
+	Address string `json:"address"` // HOST:PORT; "" = nowhere
+}
+
+// serveMetrics serves metrics and probes until ctx ends.
+func (d *daemon) serveMetrics(ctx context.Context) {
+	c := metrics.Config{Engine: d.engine, Policy: d.control.Status, Node: d.cfg.Node, Version: version()}
+	for _, b := range d.backends {
+		c.Backends = append(c.Backends, b)
+	}
+	if d.audit != nil {
+		c.Audit = d.audit
+	}
+	metrics.Serve(ctx, d.cfg.Metrics.Address, metrics.Handler(metrics.NewCollector(c), d.ready), d.log)
+}
+
+// ready returns why no policy is in force, or nil.
+func (d *daemon) ready() error {
+	s := d.control.Status()
+	switch {
+	case s.Generation > 0:
+		return nil
+	case len(s.Findings.Errors) > 0:
+		return fmt.Errorf("no policy is in force: %w", s.Findings.Err())
+	}
+	return errors.New("no policy is in force yet")
+}
+
+// version is the module version the binary was built from, "(devel)" outside a
+// release.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
+}

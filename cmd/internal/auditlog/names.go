@@ -1,0 +1,79 @@
+package auditlog
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/tierwall/tierwall/dataplane/audit"
+)
+
+// PolicyName names a policy for people: "NetworkPolicy shop/db".
+func PolicyName(p *audit.Policy) string {
+	if p.Namespace == "" {
+		return p.Kind + " " + p.Name
+	}
+	return p.Kind + " " + p.Namespace + "/" + p.Name
+}
+
+// ruleName is a rule's name, or its place: "ingress[0]".
+func ruleName(r *audit.Record) string {
+	switch {
+	case r.Rule == nil:
+		return ""
+	case r.Rule.Name != "":
+		return r.Rule.Name
+	}
+	return fmt.Sprintf("%s[%d]", r.Direction, r.Rule.Index)
+}
+
+// By says what decided a direction, for people: "NetworkPolicy shop/db:
+// ingress[0]", "isolation by NetworkPolicy shop/db, NetworkPolicy shop/all", or
+// the reason where it was no policy.
+func By(r *audit.Record) string {
+	switch {
+	case len(r.Isolations) > 0:
+		names := make([]string, len(r.Isolations))
+		for i := range r.Isolations {
+			names[i] = PolicyName(&r.Isolations[i])
+		}
+		return "isolation by " + strings.Join(names, ", ")
+	case r.Policy == nil:
+		return r.Reason
+	case r.Rule == nil:
+		return PolicyName(r.Policy)
+	}
+	return PolicyName(r.Policy) + ": " + ruleName(r)
+}
+
+// Port names what was talked: "TCP 80", "UDP 1-1024", "ICMP 8/0" (type and
+// code), "SCTP".
+func Port(r *audit.Record) string {
+	switch {
+	case r.Ports != nil && r.Ports.First != r.Ports.Last:
+		return fmt.Sprintf("%s %d-%d", r.Protocol, r.Ports.First, r.Ports.Last)
+	case r.Ports != nil:
+		return r.Protocol + " " + strconv.Itoa(int(r.Ports.First))
+	case r.ICMPType != nil && r.ICMPCode != nil:
+		return fmt.Sprintf("%s %d/%d", r.Protocol, *r.ICMPType, *r.ICMPCode)
+	case r.Destination != nil && r.Destination.Port != 0:
+		return r.Protocol + " " + strconv.Itoa(int(r.Destination.Port))
+	}
+	return r.Protocol
+}
+
+// isWould reports whether a verdict word is an audit-only policy's, and returns
+// the enforced word for it.
+func isWould(verdict string) (word string, ok bool) {
+	switch verdict {
+	case audit.WouldAllow:
+		return audit.Allow, true
+	case audit.WouldDrop:
+		return audit.Drop, true
+	case audit.WouldReject:
+		return audit.Reject, true
+	case audit.WouldPass:
+		return audit.Pass, true
+	}
+	return verdict, false
+}
