@@ -1,0 +1,360 @@
+package classifier
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
+)
+
+// pod is one version of a pod. A change makes another one.
+type pod struct {
+	ep       *rule.Endpoint
+	identity *identity
+	use      *subjectUse // nil unless policed here and not on the host network
+	key      string      // in namespace.pods: the name, made unique if it is not
+	slot     int         // in state.pods
+}
+
+// compare orders pods that claim one address: the first one has it.
+func (p *pod) compare(o *pod) int {
+	return cmp.Or(strings.Compare(p.ep.Namespace, o.ep.Namespace), strings.Compare(p.key, o.key))
+}
+
+// subjectUse holds the current subject of the local pods of one identity.
+type subjectUse struct {
+	key   subjectKey
+	cur   *subject
+	epoch uint64 // cur was made in it
+	pods  map[*pod]struct{}
+}
+
+type subjectKey struct {
+	identity *identity
+	node     string
+}
+
+// nodeClaim is a node or host-network pod that has an address.
+type nodeClaim struct {
+	node string // "" if not scheduled
+	pod  string // namespace/name of a host-network pod, "" for the node itself
+}
+
+// putPod adds a pod or replaces the one of its name.
+func (l *Live) putPod(e *rule.Endpoint, key string) {
+	ns := l.namespaces[e.Namespace]
+	if ns == nil {
+		ns = map[string]*pod{}
+		l.namespaces[e.Namespace] = ns
+	}
+	old := ns[key]
+	p := &pod{ep: e, key: key, identity: l.identities.take(e)}
+	if old != nil {
+		p.slot = old.slot
+	} else {
+		p.slot = l.podSlots.take()
+		l.podCount++
+	}
+	l.s.pods.set(p.slot, e, l.epoch)
+	ns[key] = p
+	if l.local(e) {
+		p.use = l.takeSubject(p)
+	}
+	l.claim(p, old)
+	l.releasePod(old)
+}
+
+func (l *Live) dropPod(namespace, key string) {
+	old := l.namespaces[namespace][key]
+	if old == nil {
+		return
+	}
+	delete(l.namespaces[namespace], key)
+	if len(l.namespaces[namespace]) == 0 {
+		delete(l.namespaces, namespace)
+	}
+	l.claim(nil, old)
+	l.s.pods.set(old.slot, nil, l.epoch)
+	l.podSlots.give(old.slot)
+	l.podCount--
+	l.releasePod(old)
+}
+
+// claim moves the addresses of old to p; either may be nil.
+func (l *Live) claim(p, old *pod) {
+	if old != nil {
+		for _, a := range old.ep.Addrs {
+			if p != nil && p.ep.HostNetwork == old.ep.HostNetwork && slices.Contains(p.ep.Addrs, a) {
+				continue // taken over below
+			}
+			if old.ep.HostNetwork {
+				l.claimNode(a, nodeClaim{old.ep.Node, podID(old)}, false)
+			} else {
+				l.claimPod(a, old, nil)
+			}
+		}
+	}
+	if p == nil {
+		return
+	}
+	for _, a := range p.ep.Addrs {
+		switch {
+		case !p.ep.HostNetwork && (old == nil || old.ep.HostNetwork):
+			l.claimPod(a, nil, p)
+		case !p.ep.HostNetwork:
+			l.claimPod(a, old, p)
+		default:
+			if old != nil && old.ep.HostNetwork && slices.Contains(old.ep.Addrs, a) {
+				l.claimNode(a, nodeClaim{old.ep.Node, podID(old)}, false)
+			}
+			l.claimNode(a, nodeClaim{p.ep.Node, podID(p)}, true)
+		}
+	}
+}
+
+func podID(p *pod) string { return p.ep.Namespace + "/" + p.key }
+
+// releasePod gives back what a version of a pod held. nil is allowed.
+func (l *Live) releasePod(p *pod) {
+	if p == nil {
+		return
+	}
+	if u := p.use; u != nil {
+		delete(u.pods, p)
+		l.listsStale = true
+		if len(u.pods) == 0 {
+			delete(l.subjects, u.key)
+			l.retire(u.cur.serial[0])
+			l.retire(u.cur.serial[1])
+		}
+	}
+	l.identities.drop(p.identity)
+}
+
+func (l *Live) local(e *rule.Endpoint) bool {
+	return !e.HostNetwork && (l.s.node == "" || e.Node == l.s.node)
+}
+
+func (l *Live) takeSubject(p *pod) *subjectUse {
+	k := subjectKey{p.identity, p.ep.Node}
+	u := l.subjects[k]
+	if u == nil {
+		u = &subjectUse{key: k, cur: l.newSubject(p.ep), epoch: l.epoch, pods: map[*pod]struct{}{}}
+		l.subjects[k] = u
+	}
+	u.pods[p] = struct{}{}
+	l.listsStale = true
+	return u
+}
+
+// claimPod changes who claims an address as a pod's own and settles it.
+func (l *Live) claimPod(a netip.Addr, remove, add *pod) {
+	key := flow.AddrFrom(a)
+	list := l.contested[key]
+	contested := len(list) > 0
+	if s := l.s.addrs.get(&key); !contested && s != nil && s.rec.pod != nil {
+		list = []*pod{s.rec.pod}
+	}
+	list = slices.DeleteFunc(slices.Clone(list), func(p *pod) bool { return p == remove || p == add })
+	if add != nil {
+		at, _ := slices.BinarySearchFunc(list, add, (*pod).compare)
+		list = slices.Insert(list, at, add)
+	}
+	if len(list) > 1 {
+		l.contested[key] = list
+	} else if contested {
+		delete(l.contested, key)
+	}
+	if len(list) == 0 {
+		l.place(key, nil)
+		return
+	}
+	l.place(key, list[0])
+}
+
+func (l *Live) claimNode(a netip.Addr, c nodeClaim, add bool) {
+	key := flow.AddrFrom(a)
+	list := l.nodeClaims[key]
+	i := slices.Index(list, c)
+	switch {
+	case add && i < 0:
+		list = append(list, c)
+	case !add && i >= 0:
+		list = slices.Delete(list, i, i+1)
+	}
+	if len(list) > 0 {
+		l.nodeClaims[key] = list
+	} else {
+		delete(l.nodeClaims, key)
+	}
+	if s := l.s.addrs.get(&key); s == nil || s.rec.pod == nil {
+		l.place(key, nil)
+	}
+}
+
+// place writes the slot of an address for the pod that has it, or for the nodes
+// that claim it, or takes the slot out if nobody does.
+func (l *Live) place(a flow.Addr, p *pod) {
+	var before *peerClass
+	if s := l.s.addrs.get(&a); s != nil {
+		before = s.rec.peer
+	}
+	claims := l.nodeClaims[a]
+	if p == nil && len(claims) == 0 {
+		if before != nil {
+			l.s.addrs.delete(&a, l.epoch)
+			l.countRegion(a, -1)
+			l.dropPeer(before)
+		}
+		return
+	}
+	rec := &record{pod: p}
+	k := peerKey{leaf: l.leafOf(a)}
+	var nodes []string
+	if p != nil {
+		k.identity = p.identity
+		if p.use != nil {
+			rec.subject = p.use.cur
+		}
+	} else {
+		rec.node, nodes = l.nodesOf(claims)
+		k.nodes = strings.Join(nodes, "\x00")
+	}
+	rec.peer = l.takePeer(k, nodes)
+	l.s.addrs.put(slot{addr: a, peer: rec.peer.serial, local: rec.subject != nil, rec: rec}, l.epoch)
+	if before != nil {
+		l.dropPeer(before)
+	} else {
+		l.countRegion(a, 1)
+	}
+}
+
+func (l *Live) countRegion(a flow.Addr, n int) {
+	r := region(a.Netip())
+	if l.regions[r] += n; l.regions[r] == 0 {
+		delete(l.regions, r)
+	}
+}
+
+// nodesOf returns the node to name for an address and the names that matter to
+// subjects: all of them offline, this node's otherwise.
+func (l *Live) nodesOf(claims []nodeClaim) (node *rule.Node, names []string) {
+	best := ""
+	for _, c := range claims {
+		if n := l.nodes[c.node]; n != nil && (node == nil || c.node < best) {
+			node, best = n.node, c.node
+		}
+		if c.node != "" && (l.s.node == "" || c.node == l.s.node) {
+			names = append(names, c.node)
+		}
+	}
+	slices.Sort(names)
+	return node, slices.Compact(names)
+}
+
+func (l *Live) takePeer(k peerKey, nodes []string) *peerClass {
+	c := l.peers[k]
+	if c == nil {
+		c = &peerClass{serial: l.newSerial(), kind: peerOutside, leaf: k.leaf, nodes: nodes, key: k}
+		if k.identity != nil {
+			c.kind, c.rep = peerPod, k.identity.rep
+		}
+		l.peers[k] = c
+	}
+	c.refs++
+	return c
+}
+
+func (l *Live) dropPeer(c *peerClass) {
+	if c.refs--; c.refs == 0 {
+		delete(l.peers, c.key)
+	}
+}
+
+// nodeEntry is a node with its place in state.nodes.
+type nodeEntry struct {
+	node *rule.Node
+	slot int
+}
+
+func (l *Live) putNode(n *rule.Node) {
+	old := l.nodes[n.Name]
+	e := &nodeEntry{node: n}
+	if old != nil {
+		e.slot = old.slot
+	} else {
+		e.slot = l.nodeSlots.take()
+	}
+	l.s.nodes.set(e.slot, n, l.epoch)
+	l.nodes[n.Name] = e
+	for _, c := range n.PodCIDRs {
+		l.usePodCIDR(c, 1)
+	}
+	for _, a := range n.Addrs {
+		l.claimNode(a, nodeClaim{node: n.Name}, true)
+	}
+	if old != nil {
+		l.releaseNode(old, n.Addrs)
+	}
+	l.renameHosts(n.Name)
+}
+
+func (l *Live) dropNode(name string) {
+	old := l.nodes[name]
+	if old == nil {
+		return
+	}
+	delete(l.nodes, name)
+	l.s.nodes.set(old.slot, nil, l.epoch)
+	l.nodeSlots.give(old.slot)
+	l.releaseNode(old, nil)
+	l.renameHosts(name)
+}
+
+func (l *Live) releaseNode(old *nodeEntry, keep []netip.Addr) {
+	for _, c := range old.node.PodCIDRs {
+		l.usePodCIDR(c, -1)
+	}
+	for _, a := range old.node.Addrs {
+		if !slices.Contains(keep, a) {
+			l.claimNode(a, nodeClaim{node: old.node.Name}, false)
+		}
+	}
+}
+
+// renameHosts settles addresses of host-network pods anew whose node has come,
+// changed or gone.
+func (l *Live) renameHosts(node string) {
+	if l.building {
+		return // host-network pods come after nodes
+	}
+	for _, a := range slices.Collect(maps.Keys(l.nodeClaims)) {
+		for _, c := range l.nodeClaims[a] {
+			if c.node == node && c.pod != "" {
+				if s := l.s.addrs.get(&a); s == nil || s.rec.pod == nil {
+					l.place(a, nil)
+				}
+				break
+			}
+		}
+	}
+}
+
+func (l *Live) usePodCIDR(c netip.Prefix, n int) {
+	c = c.Masked()
+	before := l.podCIDRs[c]
+	l.podCIDRs[c] += n
+	switch after := l.podCIDRs[c]; {
+	case after == 0:
+		delete(l.podCIDRs, c)
+		l.s.podCIDRs = l.s.podCIDRs.DeletePersist(c)
+	case before == 0 && l.building:
+		l.s.podCIDRs.Insert(c)
+	case before == 0:
+		l.s.podCIDRs = l.s.podCIDRs.InsertPersist(c)
+	}
+}
