@@ -64,7 +64,8 @@ type Live struct {
 }
 
 // Delta is a change to a policy and its world. All of it comes into force at
-// once or not at all. The zero value changes nothing.
+// once or not at all. Of several changes to one thing in a list the last counts.
+// The zero value changes nothing.
 //
 // Everything in it is kept and must not change afterwards.
 type Delta struct {
@@ -274,8 +275,12 @@ func (d *Delta) validate() error {
 			}
 		}
 	}
-	w := rule.World{Endpoints: d.Pods, Nodes: d.Nodes}
+	w := rule.World{Endpoints: d.Pods}
 	errs = append(errs, w.Validate())
+	for i := range d.Nodes { // one by one: a later change of a node is not a duplicate
+		w := rule.World{Nodes: d.Nodes[i : i+1]}
+		errs = append(errs, w.Validate())
+	}
 	return errors.Join(errs...)
 }
 
