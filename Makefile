@@ -22,7 +22,7 @@ bench: ## every benchmark, ten runs, for benchstat
 lint: ## gofumpt, vet, staticcheck and friends
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0 run ./...
 
-generate: ## rebuild the BPF objects (needs clang and libbpf headers)
+generate: ## rebuild the BPF objects (needs clang and llvm-strip)
 	go generate ./...
 
 demo: ## the whole thing in network namespaces (needs root)

@@ -17,7 +17,8 @@ func newCheck() *cobra.Command {
 		Short: "Say what is wrong with manifests",
 		Long: `Reads manifests exactly as the daemon does and reports every error with its file,
 object and field, and what to write instead. The daemon refuses manifests with
-errors as a whole and keeps the last good table; warnings do not stop it.
+errors as a whole and keeps the last good table; warnings do not stop it. They
+point at policies that are valid and probably not what was meant.
 
 JSON: {"errors":[{"file","object","path","message","hint"}],"warnings":[…]}.
 Exit code 1 when there are errors.`,
@@ -33,12 +34,13 @@ Exit code 1 when there are errors.`,
 			if err != nil {
 				return err
 			}
+			in.Lint()
 			out := cmd.OutOrStdout()
 			if err := cli.WriteFindings(out, cli.StyleFor(out), output.JSON(), &in.Findings); err != nil {
 				return err
 			}
 			if !output.JSON() {
-				if _, err := fmt.Fprintf(out, "%d policies: %s\n", len(in.Objects), cli.Count(&in.Findings)); err != nil {
+				if _, err := fmt.Fprintln(out, in.Summary()); err != nil {
 					return err
 				}
 			}

@@ -51,3 +51,22 @@ func TestCheckStandardInput(t *testing.T) {
 		t.Errorf("exit code %d: %s", r.code, r.out)
 	}
 }
+
+// Warnings alone are no reason to fail.
+func TestCheckLints(t *testing.T) {
+	const nobody = `apiVersion: v1
+kind: Pod
+metadata: {name: a, namespace: n, labels: {app: a}}
+spec: {containers: [{name: c, image: i}]}
+status: {phase: Running, podIP: 10.0.0.1}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: nobody, namespace: n}
+spec: {podSelector: {matchLabels: {app: b}}}
+`
+	r := tierwall(t, nobody, "check", "-m", "-")
+	if r.code != 0 || !strings.Contains(r.out, "warning: ") || !strings.Contains(r.out, "NetworkPolicy n/nobody") {
+		t.Errorf("exit code %d: %s", r.code, r.out)
+	}
+}

@@ -52,12 +52,17 @@ pod=a|b|c, their namespaces ns=x|y|z; all serve the ports 80 (web, web-udp) and
 }
 
 func runDemo(cmd *cobra.Command, c demo.Config, asJSON bool) error {
-	// A closed terminal or pipe must not end the process before it has cleaned
-	// up, so these signals only end the context. Once they have, a second one
-	// acts at once: nothing but the temporary directory can be left behind.
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	// These signals only end the context, so that the process cleans up before
+	// it ends. Once they have, a second one acts at once: nothing but the
+	// temporary directory can be left behind.
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	defer context.AfterFunc(ctx, stop)()
+	// A reader of the report that has gone is an error of a write, not the end
+	// of the process: Go lets SIGPIPE kill it unless somebody asks for it.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, syscall.SIGPIPE)
+	defer signal.Stop(pipe)
 
 	out, errOut := cmd.OutOrStdout(), cmd.ErrOrStderr()
 	c.Executable = "/proc/self/exe" // survives "go run" removing the file

@@ -11,15 +11,16 @@ import (
 )
 
 // openBackends starts the backends that c.Dataplane asks for, in the current
-// network namespace. names joins their names with "+", fast path first; why says
-// in one sentence what was chosen for which reason.
+// network namespace. why says in one sentence what was chosen for which reason.
 //
-// nfqueue is opened first and afxdp closed first: while the fast path runs, the
-// forward hook behind it is in force.
+// The fast path comes first in the result: it must hear of a new table before
+// nfqueue does (what the fast path still accepts by the old one, the forward
+// hook would mark again), and it is closed first. It is opened last: while it
+// runs, the forward hook behind it is in force.
 func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, why string, err error) {
 	open := func(name string, b dataplane.Backend, err error) bool {
 		if err == nil {
-			backends = append(backends, b)
+			backends = append([]dataplane.Backend{b}, backends...)
 			return true
 		}
 		log.Warn("backend not available", "backend", name, "error", err)

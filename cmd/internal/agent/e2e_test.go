@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/tierwall/tierwall/cmd/internal/world"
+	"github.com/tierwall/tierwall/dataplane/afxdp"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -378,7 +379,7 @@ func (r *rig) cleanup() {
 		r.t.Fatal(err)
 	}
 	for _, l := range links {
-		if n := l.Attrs().Name; n == "uc0" || n == "uc1" {
+		if n := l.Attrs().Name; n == afxdp.UpcallStack || n == afxdp.UpcallSocket {
 			r.t.Errorf("device %s is left", n)
 		}
 	}

@@ -38,7 +38,7 @@ type Ready struct {
 type daemon struct {
 	cfg        Config
 	log        *slog.Logger
-	backends   []dataplane.Backend // in the order they were opened
+	backends   []dataplane.Backend // fast path first
 	names, why string
 	engine     *dataplane.Engine
 	audit      *audit.Writer // nil without an audit log
@@ -93,11 +93,11 @@ func (d *daemon) open() error {
 		return err
 	}
 	d.backends, d.why = backends, why
-	for i := len(backends) - 1; i >= 0; i-- {
-		if d.names != "" {
+	for i, b := range backends {
+		if i > 0 {
 			d.names += "+"
 		}
-		d.names += backends[i].Name()
+		d.names += b.Name()
 	}
 	d.log.Info("backends chosen", "dataplane", d.names, "why", why)
 	established := dataplane.Strict
@@ -214,9 +214,9 @@ func (d *daemon) signal(s os.Signal) {
 // force until the end, and beyond it with fail mode closed.
 func (d *daemon) close() error {
 	var errs []error
-	for i := len(d.backends) - 1; i >= 0; i-- {
-		if err := d.backends[i].Close(); err != nil {
-			errs = append(errs, fmt.Errorf("close %s: %w", d.backends[i].Name(), err))
+	for _, b := range d.backends {
+		if err := b.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("close %s: %w", b.Name(), err))
 		}
 	}
 	d.backends = nil

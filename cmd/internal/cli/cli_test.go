@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
 )
 
@@ -78,8 +79,11 @@ func TestWriteFindings(t *testing.T) {
 	if !strings.Contains(js.String(), `"hint": "write <bar> & co"`) {
 		t.Errorf("JSON %s", js.String())
 	}
-	if got := Count(&l); got != "1 error, 1 warning" {
-		t.Errorf("count %q", got)
+	for n, want := range map[int]string{0: "0 policies: 1 error, 1 warning", 1: "1 policy: 1 error, 1 warning", 2: "2 policies: 1 error, 1 warning"} {
+		in := Input{Objects: make([]*api.Object, n), Findings: l}
+		if got := in.Summary(); got != want {
+			t.Errorf("summary %q, want %q", got, want)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
+	"github.com/tierwall/tierwall/policy/lint"
 	"github.com/tierwall/tierwall/policy/lower"
 	"github.com/tierwall/tierwall/policy/source/manifests"
 )
@@ -57,10 +58,22 @@ func Load(dir, node string, stdin io.Reader) (*Input, error) {
 	if err != nil {
 		return in, err
 	}
+	snap.FillSets(world, &in.Set)
 	if in.Table, _, err = classifier.Compile(in.Set, world, classifier.Options{}); err != nil {
 		return in, fmt.Errorf("compile the policies: %w", err)
 	}
 	return in, nil
+}
+
+// Lint adds the warnings about policies that are valid and probably not what
+// their author meant. It says nothing about manifests with errors: what was not
+// understood cannot be judged.
+func (in *Input) Lint() {
+	if in.Table == nil {
+		return
+	}
+	in.Findings.Add(lint.Check(in.Objects, &in.Set, in.Snapshot))
+	in.Findings.Sort()
 }
 
 // Findings is the JSON form of a list of findings. Both lists are always there.
@@ -105,9 +118,13 @@ func writeFinding(w io.Writer, s Style, severity string, d diag.Diagnostic) erro
 	return err
 }
 
-// Count names a number of findings: "1 error, 2 warnings".
-func Count(l *diag.List) string {
-	return plural(len(l.Errors), "error") + ", " + plural(len(l.Warnings), "warning")
+// Summary is one line about what was read: "3 policies: 1 error, 2 warnings".
+func (in *Input) Summary() string {
+	policies := "1 policy"
+	if n := len(in.Objects); n != 1 {
+		policies = fmt.Sprintf("%d policies", n)
+	}
+	return policies + ": " + plural(len(in.Findings.Errors), "error") + ", " + plural(len(in.Findings.Warnings), "warning")
 }
 
 func plural(n int, word string) string {

@@ -134,9 +134,10 @@ func TestReportSeesMismatch(t *testing.T) {
 func TestReportSeesBrokenProbe(t *testing.T) {
 	obs := staged(t)
 	obs[0].Passed, obs[0].Broken = false, errors.New("no socket")
+	obs[1].Passed, obs[1].Attempts = true, 2
 	var r Report
 	r.observe(obs)
-	if r.Broken != 1 || r.Mismatches != 0 || r.OK() {
+	if r.Broken != 1 || r.Retried != 1 || r.Mismatches != 0 || r.OK() {
 		t.Fatalf("report %+v", r)
 	}
 	var b bytes.Buffer

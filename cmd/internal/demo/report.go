@@ -22,6 +22,7 @@ type Report struct {
 	Probes     int    `json:"probes"`
 	Passed     int    `json:"passed"`
 	Refused    int    `json:"refused"`
+	Retried    int    `json:"retried"`   // passed, but not at the first attempt
 	Broken     int    `json:"broken"`    // probes that failed for a reason of their own
 	Dataplane  string `json:"dataplane"` // the backends that ran, "afxdp+nfqueue"
 	Why        string `json:"why"`       // why these
@@ -59,6 +60,9 @@ func (r *Report) observe(obs []Observation) {
 			continue
 		case o.Passed:
 			r.Passed++
+			if o.Attempts > 1 {
+				r.Retried++
+			}
 		default:
 			r.Refused++
 		}
@@ -156,6 +160,9 @@ func (r *Report) WriteText(w io.Writer, s cli.Style, width int) error {
 	}
 	if r.Broken > 0 {
 		verdict += ", " + s.Alarm(fmt.Sprintf(" %d probes failed ", r.Broken))
+	}
+	if r.Retried > 0 {
+		fmt.Fprintf(&b, "%d connections passed at the second attempt only\n", r.Retried)
 	}
 	fmt.Fprintf(&b, "\n%s in %d connections (%d passed, %d refused), %d policies, %d rules, %.1f s\n",
 		verdict, r.Probes, r.Passed, r.Refused, r.Policies, r.Rules, r.Seconds)

@@ -31,6 +31,9 @@ type Result struct {
 	Probe
 	// Passed is set when a message sent over the connection came back.
 	Passed bool
+	// Attempts is how often it was tried. A connection that passes at the second
+	// attempt only is a slow machine, or a filter that forgets.
+	Attempts int
 	// Err is why not: a timeout or a refusal. Other errors are in Broken.
 	Err error
 	// Broken is set when the probe itself failed: it says nothing about policy.
@@ -118,6 +121,7 @@ func attempt(ctx context.Context, p Probe, c ProbeConfig) Result {
 		if ctx.Err() != nil {
 			break
 		}
+		r.Attempts++
 		r.Err = p.From.NS.Probe(p.Network, dst, c.Timeout)
 		if r.Err == nil {
 			r.Passed = true

@@ -1,0 +1,150 @@
+package afxdp
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
+	"github.com/tierwall/tierwall/dataplane/packet"
+)
+
+// blackhole is an address that is routed to a pod, which does not have it and
+// forwards nothing: packets get all the way and cause no answers.
+var blackhole = netip.MustParseAddr("198.51.100.1")
+
+// sender returns a function that sends one small datagram from inside a pod to
+// the blackhole, to a port of its choice.
+func sender(b *testing.B, node *nstest.Node, from, to *netlab.Pod) func(port int) {
+	b.Helper()
+	l, err := node.NS.Link(to.HostDevice)
+	if err != nil {
+		b.Fatal(err)
+	}
+	mac, err := to.NS.MAC(netlab.PodDevice)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := node.NS.Neigh(to.HostDevice, blackhole, mac); err != nil {
+		b.Fatal(err)
+	}
+	if err := node.NS.Handle().RouteAdd(&netlink.Route{
+		LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: netlink.NewIPNet(blackhole.AsSlice()),
+	}); err != nil {
+		b.Fatal(err)
+	}
+	fd := -1
+	if err := from.NS.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { unix.Close(fd) })
+	payload := make([]byte, 18)
+	sa := &unix.SockaddrInet4{Addr: blackhole.As4()}
+	return func(port int) {
+		sa.Port = port
+		if err := unix.Sendto(fd, payload, 0, sa); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkUpcall is one first packet of a flow: up, parsed, accepted, written to
+// the flow map in both directions, sent back and on to the destination. The
+// sender runs on the same goroutine, so its cost is included; allocs/op counts
+// both.
+func BenchmarkUpcall(b *testing.B) {
+	nstest.Need(b, canRun)
+	node := nstest.NewNode(b)
+	from, to := node.AddPod(b, "a"), node.AddPod(b, "b")
+	var backend *Backend
+	if err := node.NS.Do(func() (err error) { backend, err = New(Config{Strict: true}); return err }); err != nil {
+		b.Fatal(err)
+	}
+	defer backend.Close()
+	if err := backend.update([]netip.Addr{from.Addr4}); err != nil { // one device: one upcall per packet
+		b.Fatal(err)
+	}
+	send := sender(b, node, from, to)
+	d := backend.Drivers()[0]
+	var batch dataplane.Batch
+	b.ReportAllocs()
+	const ports = 60000 / dataplane.BatchSize * dataplane.BatchSize
+	sent := 0
+	b.ResetTimer()
+	for done := 0; done < b.N; {
+		if sent > 0 && sent%ports == 0 { // they start over
+			if err := backend.thread.do(backend.forget); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for range min(dataplane.BatchSize, b.N-sent) {
+			send(1024 + sent%ports)
+			sent++
+		}
+		for done < sent {
+			if err := d.Recv(&batch); err != nil {
+				b.Fatal(err)
+			}
+			if batch.N == 0 {
+				b.Fatalf("%d of %d packets came up: %+v", done, sent, backend.Stats())
+			}
+			for i := range batch.Packets[:batch.N] {
+				p := &batch.Packets[i]
+				p.Problem = packet.ParseEthernet(p.Frame, &p.Headers)
+				p.Disposition, p.Remember = dataplane.PassPacket, true
+			}
+			if err := d.Apply(&batch); err != nil {
+				b.Fatal(err)
+			}
+			done += batch.N
+		}
+	}
+}
+
+// BenchmarkForward is a packet of a known flow from pod to pod, sender included,
+// with our programs on both devices ("hit") and without ("plain").
+func BenchmarkForward(b *testing.B) {
+	for _, attached := range []bool{false, true} {
+		name := map[bool]string{false: "plain", true: "hit"}[attached]
+		b.Run(name, func(b *testing.B) {
+			r := newRig(b, Config{Strict: true})
+			r.policy(func(_ flow.Key, _ *dataplane.Packet) dataplane.Disposition { return dataplane.PassPacket })
+			from, to := r.AddPod(b, "a"), r.AddPod(b, "b")
+			send := sender(b, r.Node, from, to)
+			if attached {
+				r.update(b, from, to)
+				send(openPort)
+				deadline := time.Now().Add(nstest.Timeout)
+				for r.counter(b, countReturned) == 0 && time.Now().Before(deadline) {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			for b.Loop() {
+				send(openPort)
+			}
+			if s := r.backend.Stats(); attached && s.Upcalls > 2 {
+				b.Errorf("%d upcalls", s.Upcalls)
+			}
+		})
+	}
+}
+
+// The packet path allocates nothing per batch: received, written to the flow
+// map, sent back.
+func TestNoAllocations(t *testing.T) {
+	nstest.Need(t, canRun)
+	res := testing.Benchmark(BenchmarkUpcall)
+	// Starting a generation allocates, once per 60,000 packets.
+	if batches := uint64(res.N / dataplane.BatchSize); res.MemAllocs > batches/2 {
+		t.Errorf("%d allocations in %d batches, sender included", res.MemAllocs, batches)
+	}
+}

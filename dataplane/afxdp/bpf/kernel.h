@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The little of the kernel's interface that our programs use, declared here so
+ * that generating them needs clang and nothing else. Layouts, numbers and names
+ * are the kernel's stable user API (include/uapi/linux/bpf.h, Linux 6.6).
+ */
+#ifndef TIERWALL_KERNEL_H
+#define TIERWALL_KERNEL_H
+
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+typedef unsigned int __u32;
+typedef unsigned long long __u64;
+_Static_assert(sizeof(__u64) == 8 && sizeof(void *) == 8, "BPF is a 64-bit machine");
+
+#define SEC(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+
+/* What a BTF map definition is made of: the numbers are array lengths. */
+#define UINT(name, value) int(*name)[value]
+#define TYPE(name, type) type *name
+
+enum { /* enum bpf_map_type */
+	MAP_HASH = 1,
+	MAP_PERCPU_ARRAY = 6,
+	MAP_LRU_HASH = 9,
+	MAP_XSKMAP = 17,
+};
+
+enum { /* enum tcx_action_base */
+	TCX_NEXT = -1,
+	TCX_DROP = 2,
+};
+
+enum { /* enum xdp_action */
+	XDP_DROP = 1,
+};
+
+enum {
+	BPF_ANY = 0,
+	BPF_F_INGRESS = 1, /* flag of redirect() */
+};
+
+/* struct __sk_buff */
+struct skb {
+	__u32 len, pkt_type, mark, queue_mapping, protocol;
+	__u32 vlan_present, vlan_tci, vlan_proto, priority;
+	__u32 ingress_ifindex, ifindex, tc_index, cb[5], hash, tc_classid;
+	__u32 data, data_end, napi_id;
+	__u32 family, remote_ip4, local_ip4, remote_ip6[4], local_ip6[4], remote_port, local_port;
+	__u32 data_meta;
+	__u64 flow_keys;
+	__u64 tstamp;
+	__u32 wire_len, gso_segs;
+	__u64 sk;
+	__u32 gso_size;
+};
+_Static_assert(__builtin_offsetof(struct skb, mark) == 8, "mark");
+_Static_assert(__builtin_offsetof(struct skb, ifindex) == 40, "ifindex");
+_Static_assert(__builtin_offsetof(struct skb, gso_segs) == 164, "gso_segs");
+_Static_assert(__builtin_offsetof(struct skb, gso_size) == 176, "gso_size");
+
+struct xdp_md {
+	__u32 data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex;
+};
+
+static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
+static long (*const map_update)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
+static long (*const skb_store_bytes)(struct skb *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
+static long (*const redirect)(__u32 ifindex, __u64 flags) = (void *)23;
+static long (*const skb_load_bytes)(const void *skb, __u32 off, void *to, __u32 len) = (void *)26;
+static long (*const redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
+static __u64 (*const ktime_coarse)(void) = (void *)160; /* CLOCK_MONOTONIC_COARSE, Linux 5.11 */
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "only little-endian machines are supported"
+#endif
+#define ntohs(x) __builtin_bswap16(x)
+#define htons(x) __builtin_bswap16(x)
+#define htonl(x) __builtin_bswap32(x)
+#define ntohl(x) __builtin_bswap32(x)
+
+#endif

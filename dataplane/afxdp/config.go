@@ -1,0 +1,161 @@
+package afxdp
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"path"
+	"time"
+
+	"github.com/tierwall/tierwall/dataplane"
+)
+
+// Config tunes a Backend. The zero value is what a node with a later hook uses.
+type Config struct {
+	// Strict says that no later hook judges what this backend leaves alone:
+	// fragments, tagged frames and packets too large for an upcall are dropped,
+	// and Packet.Final is set on every packet. Without Strict the forward hook
+	// of the nfqueue backend must be in force.
+	Strict bool
+	// FrameSize is the size of a packet buffer in bytes, 2048 or 4096; default
+	// 2048. The kernel uses 256 of them, so the largest pod MTU whose packets
+	// can be judged is FrameSize-270: 1778, or 3498 for 4096 (the veth driver's
+	// own limit for XDP). Larger packets count as unparsable. GSO packets are
+	// cut into packets of the MTU first and are always fine.
+	FrameSize int
+	// Ring is the number of packet buffers, a power of two of at least 64;
+	// default 2048. A burst of more first packets than that is lost.
+	Ring int
+	// FlowEntries bounds the accepted flows the kernel remembers, two entries
+	// per connection; default 262144 (about 35 MB). LaterEntries bounds the
+	// flows known to be the later hook's business; default 65536.
+	FlowEntries, LaterEntries int
+	Timeouts                  Timeouts
+	Marks                     Marks
+	// Devices restricts the devices that are considered to names that match one
+	// of these patterns (path.Match); empty means every veth device.
+	Devices []string
+	// Logger receives state changes. Nil discards them.
+	Logger *slog.Logger
+}
+
+// Timeouts are the idle times after which the kernel forgets a flow. A forgotten
+// flow's next packet is judged again; nothing is cut. Zero takes the default.
+// They need not be long, because userspace has its own connection records: they
+// bound how long the kernel may pass packets of a flow userspace has expired.
+type Timeouts struct {
+	TCP     time.Duration // default 1 h
+	Closing time.Duration // after FIN or RST; default 10 s
+	UDP     time.Duration // default 2 min, the least RFC 4787 REQ-5 allows
+	SCTP    time.Duration // default 10 min
+	ICMP    time.Duration // default 60 s, the least RFC 5508 REQ-1 allows
+	Other   time.Duration // default 2 min
+}
+
+// Marks are the packet mark bits the backend uses; each must be one bit of its
+// own. The zero value means DefaultMarks.
+type Marks struct {
+	// Accept is on packets that were judged and accepted when they came from a
+	// pod. It must be the accept bit of the nfqueue backend, whose forward hook
+	// trusts it.
+	Accept uint32
+	// Fast is on the same packets and, unlike Accept, stays on them: the program
+	// of the destination's device then insists on a flow entry of its own.
+	Fast uint32
+	// Return is on packets userspace sent back, from the upcall pair to the
+	// program of their device, and nowhere else.
+	Return uint32
+}
+
+// DefaultMarks keep clear of the bits other node software uses: kube-proxy
+// 0x4000 and 0x8000, the portmap CNI plugin 0x2000, the AWS VPC CNI 0x80, Cilium
+// 0x0f00, and Calico, Cilium and Tailscale in the upper half.
+var DefaultMarks = Marks{Accept: 0x20, Fast: 0x10, Return: 0x08}
+
+// headroom is what the kernel keeps in front of a packet in its buffer
+// (XDP_PACKET_HEADROOM).
+const headroom = 256
+
+// maxMTU is the largest MTU of a veth device with a native XDP program that
+// wants a packet in one piece: a page minus headroom, Ethernet header, and
+// skb_shared_info (320 bytes), rounded down for other kernels' sizes.
+const maxMTU = 3498
+
+const etherHeader = 14
+
+// maxFrame is the largest frame an upcall can carry.
+func (c *Config) maxFrame() int { return min(c.FrameSize-headroom, maxMTU+etherHeader) }
+
+func (c *Config) fill() error {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	wait := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.FrameSize, 2048)
+	def(&c.Ring, 2048)
+	def(&c.FlowEntries, 262144)
+	def(&c.LaterEntries, 65536)
+	wait(&c.Timeouts.TCP, time.Hour)
+	wait(&c.Timeouts.Closing, 10*time.Second)
+	wait(&c.Timeouts.UDP, 2*time.Minute)
+	wait(&c.Timeouts.SCTP, 10*time.Minute)
+	wait(&c.Timeouts.ICMP, time.Minute)
+	wait(&c.Timeouts.Other, 2*time.Minute)
+	if c.Marks == (Marks{}) {
+		c.Marks = DefaultMarks
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c.check()
+}
+
+func (c *Config) check() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.FrameSize != 2048 && c.FrameSize != 4096 {
+		bad("frame size %d: want 2048 or 4096", c.FrameSize)
+	}
+	if c.Ring < 2*dataplane.BatchSize || c.Ring > 1<<16 || c.Ring&(c.Ring-1) != 0 {
+		bad("ring %d: want a power of two from %d to 65536", c.Ring, 2*dataplane.BatchSize)
+	}
+	if c.FlowEntries < 2 || c.LaterEntries < 1 {
+		bad("flow map of %d and %d entries: want at least one connection in each", c.FlowEntries, c.LaterEntries)
+	}
+	for _, d := range []time.Duration{c.Timeouts.TCP, c.Timeouts.Closing, c.Timeouts.UDP, c.Timeouts.SCTP, c.Timeouts.ICMP, c.Timeouts.Other} {
+		if d < 0 {
+			bad("negative idle time %v", d)
+		}
+	}
+	m := c.Marks
+	if bits.OnesCount32(m.Accept) != 1 || bits.OnesCount32(m.Fast) != 1 || bits.OnesCount32(m.Return) != 1 ||
+		bits.OnesCount32(m.Accept|m.Fast|m.Return) != 3 {
+		bad("packet marks %#x, %#x and %#x: want three different single bits", m.Accept, m.Fast, m.Return)
+	}
+	for _, p := range c.Devices {
+		if _, err := path.Match(p, ""); err != nil {
+			bad("device pattern %q: %w", p, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("afxdp configuration: %w", err)
+	}
+	return nil
+}
+
+// wants reports whether the configuration lets us touch a device of that name.
+func (c *Config) wants(name string) bool {
+	for _, p := range c.Devices {
+		if ok, _ := path.Match(p, name); ok {
+			return true
+		}
+	}
+	return len(c.Devices) == 0
+}

@@ -1,0 +1,318 @@
+package afxdp
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/asavie/xdp"
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/packet"
+)
+
+// recvWait is how long Recv sleeps before it returns empty-handed, in ms.
+const recvWait = 100
+
+// errGone means the upcall pair was removed under us. It does not heal.
+var errGone = errors.New("afxdp: the upcall pair is gone; restart the backend")
+
+// driver is the one queue of the backend. Recv and Apply run on the worker's
+// goroutine and own every field up to mu; a packet's Frame points into the
+// socket's buffers from Recv to the end of Apply.
+type driver struct {
+	sock  *socket
+	nonce uint8
+	final bool // nothing judges after us (Config.Strict)
+
+	held [dataplane.BatchSize]xdp.Desc // the batch between Recv and Apply
+	n    int                           // of them
+	meta [dataplane.BatchSize]meta
+	tx   [dataplane.BatchSize]xdp.Desc
+	free [dataplane.BatchSize]xdp.Desc
+	poll [2]unix.PollFd
+	gone bool // the upcall pair was removed
+
+	flows, later flowBatch
+
+	generation *atomic.Uint32 // of the policy in force, as the kernel side knows it
+	forgotten  atomic.Uint64  // accepted packets whose flow could not be written
+	overflow   atomic.Uint64  // accepted packets the transmit ring had no room for
+
+	mu       sync.Mutex // held for moments, twice per batch; Close is the only other user
+	wake     int        // eventfd
+	busy     bool       // the worker is inside Recv, or holds a batch
+	closed   bool
+	released chan struct{} // closed when the socket is
+	lost     uint64        // socket.lost at release
+}
+
+var _ dataplane.Driver = (*driver)(nil)
+
+func newDriver(sock *socket, flows, later *ebpf.Map, generation *atomic.Uint32, nonce uint8, strict bool) (*driver, error) {
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("create an eventfd: %w", err)
+	}
+	d := &driver{
+		sock: sock, nonce: nonce, final: strict, generation: generation,
+		wake: wake, released: make(chan struct{}),
+	}
+	d.flows.init(flows)
+	d.later.init(later)
+	d.poll = [2]unix.PollFd{{Fd: int32(sock.xsk.FD()), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
+	return d, nil
+}
+
+// Recv implements dataplane.Driver.
+func (d *driver) Recv(b *dataplane.Batch) error {
+	b.N = 0
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return dataplane.ErrClosed
+	}
+	d.busy = true
+	d.mu.Unlock()
+
+	// A worker that did not apply its last batch dropped it.
+	d.refill(d.held[:d.n])
+	d.n = 0
+	err := d.receive(b)
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		b.N, d.n = 0, 0
+		d.release()
+		return dataplane.ErrClosed
+	}
+	d.busy = d.n > 0
+	return err
+}
+
+func (d *driver) receive(b *dataplane.Batch) error {
+	if err := d.sock.reclaim(); err != nil {
+		return err
+	}
+	xsk := d.sock.xsk
+	if xsk.NumReceived() == 0 {
+		d.poll[0].Revents, d.poll[1].Revents = 0, 0
+		if _, err := unix.Poll(d.poll[:], recvWait); err != nil && err != unix.EINTR {
+			return fmt.Errorf("poll the upcall pair: %w", err)
+		}
+	}
+	n := min(xsk.NumReceived(), dataplane.BatchSize)
+	if n == 0 {
+		return d.alive()
+	}
+	stray := d.free[:0]
+	for _, desc := range xsk.Receive(n) {
+		frame := xsk.GetFrame(desc)
+		m, ok := readMeta(frame, d.nonce)
+		if !ok { // the XDP program lets none through; a bug must not become a verdict
+			stray = append(stray, desc)
+			continue
+		}
+		p := &b.Packets[b.N]
+		*p = dataplane.Packet{
+			Frame: frame, L2: true, ID: uint32(b.N), Device: m.Ifindex, Reply: m.Reply,
+			Final: d.final || m.Egress,
+		}
+		d.held[b.N], d.meta[b.N] = desc, m
+		b.N++
+	}
+	d.n = b.N
+	d.refill(stray)
+	return nil
+}
+
+// alive notices that the device is gone, which poll does not report: the kernel
+// leaves ENETDOWN in the socket, once.
+func (d *driver) alive() error {
+	if errno, err := unix.GetsockoptInt(d.sock.xsk.FD(), unix.SOL_SOCKET, unix.SO_ERROR); err != nil || errno != 0 {
+		d.gone = true
+	}
+	if d.gone {
+		return errGone
+	}
+	return nil
+}
+
+// Apply implements dataplane.Driver. A packet's Reply is read again: a worker
+// that knows the connection better than the kernel did may have set it.
+func (d *driver) Apply(b *dataplane.Batch) error {
+	d.mu.Lock()
+	if d.n == 0 {
+		d.mu.Unlock()
+		return nil
+	}
+	// The batch keeps Close away from the socket until it is settled.
+	d.mu.Unlock()
+
+	err := d.settle(b)
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.n, d.busy = 0, false
+	if d.closed {
+		d.release()
+	}
+	return err
+}
+
+// settle writes what is remembered first and sends the packets after: a packet
+// that overtook its entry would bring every packet behind it up again.
+func (d *driver) settle(b *dataplane.Batch) error {
+	tx, free := d.tx[:0], d.free[:0]
+	now := coarseNow()
+	generation := d.generation.Load()
+	d.flows.n, d.later.n = 0, 0
+	sent := uint32(0) // bit per ID, so that a batch that lost packets leaks no buffer
+	for i := range b.Packets[:min(b.N, d.n)] {
+		p := &b.Packets[i]
+		if p.ID >= uint32(d.n) || sent&(1<<p.ID) != 0 {
+			continue
+		}
+		m := &d.meta[p.ID]
+		switch {
+		case p.Disposition == dataplane.PassPacket:
+			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), true)
+			if p.Remember && nameable(p) {
+				d.flows.add(makeFlowKey(&p.Headers.Key), generation, p.Reply, now)
+				reverse := p.Headers.Key.Reverse()
+				d.flows.add(makeFlowKey(&reverse), generation, !p.Reply, now)
+			}
+		case p.Disposition == dataplane.DeferPacket && !d.final && !m.Egress:
+			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), false)
+			if nameable(p) {
+				d.later.add(makeFlowKey(&p.Headers.Key), generation, p.Reply, now)
+			}
+		default: // DropPacket, or deferred with nobody to defer to
+			continue
+		}
+		sent |= 1 << p.ID
+		tx = append(tx, d.held[p.ID])
+	}
+	for id := range d.n {
+		if sent&(1<<id) == 0 {
+			free = append(free, d.held[id])
+		}
+	}
+	if n, err := d.flows.write(); err != nil {
+		d.forgotten.Add(uint64(d.flows.n - n))
+	}
+	d.later.write() // only saves upcalls
+	d.refill(free)
+	if len(tx) == 0 {
+		return nil
+	}
+	n, err := d.sock.transmit(tx)
+	if n < len(tx) {
+		d.overflow.Add(uint64(len(tx) - n))
+		d.refill(tx[n:])
+	}
+	return errors.Join(err, d.sock.reclaim())
+}
+
+// nameable reports whether the kernel side finds the packet's flow by its key.
+func nameable(p *dataplane.Packet) bool {
+	h := &p.Headers
+	return p.Problem == packet.OK && !h.IsError && !h.Fragment && h.Key.Valid() && hasEntry(&h.Key)
+}
+
+func (d *driver) refill(descs []xdp.Desc) {
+	if len(descs) > 0 {
+		d.sock.xsk.Fill(descs)
+	}
+}
+
+// Close implements dataplane.Driver.
+func (d *driver) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	if !d.busy {
+		return d.release()
+	}
+	// The worker is in Recv or holds a batch: it releases the socket when it
+	// lets go, because it reads the buffers until then.
+	one := [8]byte{1}
+	if _, err := unix.Write(d.wake, one[:]); err != nil {
+		return fmt.Errorf("wake the worker: %w", err)
+	}
+	return nil
+}
+
+// release needs mu and that nobody uses the socket.
+func (d *driver) release() error {
+	d.busy = false
+	d.lost = d.sock.lost()
+	err := d.sock.close()
+	unix.Close(d.wake)
+	close(d.released)
+	return err
+}
+
+// lostPackets returns what did not fit the rings.
+func (d *driver) lostPackets() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.released:
+		return d.lost + d.overflow.Load()
+	default:
+		return d.sock.lost() + d.overflow.Load()
+	}
+}
+
+// coarseNow reads the clock the kernel side reads, in ns. Once per batch.
+func coarseNow() uint64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
+		return 0 // the entry expires at once: the next packet is judged again
+	}
+	return uint64(ts.Nano())
+}
+
+// flowBatch collects entries for one BatchUpdate: a system call per packet would
+// cost more than everything else done to it.
+type flowBatch struct {
+	m      *ebpf.Map
+	n      int
+	keys   [2 * dataplane.BatchSize]flowKey
+	values [2 * dataplane.BatchSize]flowState
+	// The first i entries as BatchUpdate wants them. Converting a slice to an
+	// interface allocates; these were converted once.
+	keysOf, valuesOf [2*dataplane.BatchSize + 1]any
+}
+
+func (f *flowBatch) init(m *ebpf.Map) {
+	f.m = m
+	for i := range f.keysOf {
+		f.keysOf[i], f.valuesOf[i] = f.keys[:i], f.values[:i]
+	}
+}
+
+func (f *flowBatch) add(k flowKey, generation uint32, reply bool, now uint64) {
+	v := flowState{Generation: generation, Last: now}
+	if reply {
+		v.Flags = flowReply
+	}
+	f.keys[f.n], f.values[f.n] = k, v
+	f.n++
+}
+
+// write reports how many entries it wrote.
+func (f *flowBatch) write() (int, error) {
+	if f.n == 0 {
+		return 0, nil
+	}
+	return f.m.BatchUpdate(f.keysOf[f.n], f.valuesOf[f.n], nil)
+}

@@ -1,0 +1,360 @@
+package afxdp
+
+import (
+	"math/rand/v2"
+	"net"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/gopacket"
+	"github.com/google/gopacket/layers"
+
+	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/packet"
+)
+
+// kernel runs the pod programs on made-up packets (BPF_PROG_TEST_RUN).
+type kernel struct {
+	t   testing.TB
+	c   *ebpf.Collection
+	cfg Config
+}
+
+// skbContext is the start of struct __sk_buff.
+type skbContext struct {
+	Len, PktType, Mark, QueueMapping, Protocol     uint32
+	VlanPresent, VlanTci, VlanProto, Priority      uint32
+	IngressIfindex, Ifindex, TcIndex               uint32
+	Cb                                             [5]uint32
+	Hash, TcClassid, Data, DataEnd, NapiID, Family uint32
+	Remote                                         [13]uint32 // addresses and ports, data_meta
+	FlowKeys, Tstamp                               uint64
+	WireLen, GsoSegs                               uint32
+	Sk                                             uint64
+	GsoSize, TstampType                            uint32
+	Hwtstamp                                       uint64
+}
+
+const loopback = 1 // ifindex in every namespace
+
+func newKernel(t testing.TB, strict bool) *kernel {
+	t.Helper()
+	k := &kernel{t: t}
+	if err := k.cfg.fill(); err != nil {
+		t.Fatal(err)
+	}
+	spec, err := loadPod()
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(name string, v any) {
+		if err := spec.Variables[name].Set(v); err != nil {
+			t.Fatal(name, err)
+		}
+	}
+	set("upcall_ifindex", uint32(loopback))
+	set("max_frame", uint32(1792))
+	set("mark_accept", DefaultMarks.Accept)
+	set("mark_fast", DefaultMarks.Fast)
+	set("mark_return", DefaultMarks.Return)
+	for _, name := range []string{"idle_tcp", "idle_closing", "idle_udp", "idle_sctp", "idle_icmp", "idle_other"} {
+		set(name, uint64(1e9))
+	}
+	if strict {
+		set("strict", uint8(1))
+	}
+	if k.c, err = ebpf.NewCollection(spec); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.c.Close)
+	if err := k.c.Maps["devices"].Put(uint32(loopback), &deviceState{}); err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// What became of a packet.
+const (
+	passed   = "passed"   // by its flow
+	exempt   = "exempt"   // not subject to policy
+	unparsed = "unparsed" // left to the later hook
+	asked    = "asked"    // sent up
+	deferred = "deferred" // left to the later hook by its flow
+	dropped  = "dropped"
+)
+
+// run sends a packet through a program and returns what became of it, the mark
+// it left with and the frame.
+func (k *kernel) run(program string, frame []byte, mark uint32) (fate string, markOut uint32, out []byte) {
+	k.t.Helper()
+	before := k.counters()
+	ctx, ctxOut := skbContext{Mark: mark}, skbContext{}
+	opt := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: ctx, ContextOut: &ctxOut}
+	ret, err := k.c.Programs[program].Run(opt)
+	if err != nil {
+		k.t.Fatalf("run %s: %v", program, err)
+	}
+	after := k.counters()
+	fates := map[int]string{
+		countHit: passed, countUpcall: asked, countLater: deferred, countUnparsed: unparsed,
+		countDrop: dropped, countExempt: exempt,
+	}
+	n := 0
+	for i := range after {
+		if after[i] != before[i] {
+			n++
+			fate = fates[i]
+		}
+	}
+	if n != 1 {
+		k.t.Errorf("%d counters changed, want one: every packet has one fate", n)
+	}
+	const next, drop, redirect = 0xffffffff, 2, 7
+	want := map[string]uint32{passed: next, exempt: next, unparsed: next, deferred: next, asked: redirect, dropped: drop}[fate]
+	if ret != want {
+		k.t.Errorf("packet that was %s: program returned %d", fate, int32(ret))
+	}
+	return fate, ctxOut.Mark, opt.DataOut
+}
+
+func (k *kernel) counters() (n [numCounters]uint64) {
+	for i := range n {
+		var perCPU []uint64
+		if err := k.c.Maps["counters"].Lookup(uint32(i), &perCPU); err != nil {
+			k.t.Fatal(err)
+		}
+		for _, c := range perCPU {
+			n[i] += c
+		}
+	}
+	return n
+}
+
+func (k *kernel) put(m string, key flowKey, s flowState) {
+	k.t.Helper()
+	if err := k.c.Maps[m].Put(&key, &s); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+var (
+	ether4 = &layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, EthernetType: layers.EthernetTypeIPv4}
+	ether6 = &layers.Ethernet{SrcMAC: ether4.SrcMAC, DstMAC: ether4.DstMAC, EthernetType: layers.EthernetTypeIPv6}
+	src4   = net.IP{10, 0, 0, 1}
+	dst4   = net.IP{10, 0, 0, 2}
+	src6   = net.ParseIP("fd00::1")
+	dst6   = net.ParseIP("fd00::2")
+)
+
+func ipv4(proto layers.IPProtocol) *layers.IPv4 {
+	return &layers.IPv4{Version: 4, TTL: 64, Protocol: proto, SrcIP: src4, DstIP: dst4}
+}
+
+func ipv6(next layers.IPProtocol) *layers.IPv6 {
+	return &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: next, SrcIP: src6, DstIP: dst6}
+}
+
+func build(t testing.TB, l ...gopacket.SerializableLayer) []byte {
+	t.Helper()
+	buf := gopacket.NewSerializeBuffer()
+	for _, x := range l {
+		switch x := x.(type) {
+		case *layers.TCP:
+			x.SetNetworkLayerForChecksum(ipv4(6))
+		case *layers.UDP:
+			x.SetNetworkLayerForChecksum(ipv4(17))
+		}
+	}
+	if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{FixLengths: true}, l...); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+// What the kernel side can name it names as the Go parser does: an entry under
+// the Go key makes the packet pass. What it cannot name never passes by a flow.
+func TestKernelKeys(t *testing.T) {
+	nstest.Need(t, canRun)
+	strict, loose := newKernel(t, true), newKernel(t, false)
+	pay := gopacket.Payload("tierwall")
+	tcp := &layers.TCP{SrcPort: 40000, DstPort: 80, ACK: true}
+	udp := &layers.UDP{SrcPort: 40000, DstPort: 53}
+	raw := func(b ...byte) gopacket.Payload { return append(b, make([]byte, 40)...) }
+	ether := func(typ layers.EthernetType) *layers.Ethernet {
+		return &layers.Ethernet{SrcMAC: ether4.SrcMAC, DstMAC: ether4.DstMAC, EthernetType: typ}
+	}
+	fragment := func(flags layers.IPv4Flag, offset uint16) *layers.IPv4 {
+		ip := ipv4(17)
+		ip.Flags, ip.FragOffset = flags, offset
+		return ip
+	}
+	options := ipv4(17)
+	options.Options = []layers.IPv4Option{{OptionType: 1}, {OptionType: 1}, {OptionType: 1}, {OptionType: 1}}
+	mapped := ipv6(17)
+	mapped.SrcIP, mapped.DstIP = make(net.IP, 16), dst6
+	copy(mapped.SrcIP[10:], []byte{0xff, 0xff, 10, 0, 0, 1})
+	toGroup := ipv6(0)
+	toGroup.DstIP = net.ParseIP("ff02::16")
+	sameVersion := build(t, ether4, ipv4(17), udp, pay)
+	sameVersion[14] = 0x65 // version 6 in an IPv4 frame
+
+	for _, c := range []struct {
+		name          string
+		frame         []byte
+		key           bool   // passes by its flow
+		strict, loose string // without one
+	}{
+		{"TCP", build(t, ether4, ipv4(6), tcp, pay), true, asked, asked},
+		{"TCP6", build(t, ether6, ipv6(6), tcp, pay), true, asked, asked},
+		{"UDP", build(t, ether4, ipv4(17), udp, pay), true, asked, asked},
+		{"UDP6", build(t, ether6, ipv6(17), udp, pay), true, asked, asked},
+		{"SCTP", build(t, ether4, ipv4(132), raw(0x9c, 0x40, 0x13, 0x88)), true, asked, asked},
+		{"SCTP6", build(t, ether6, ipv6(132), raw(0x9c, 0x40, 0x13, 0x88)), true, asked, asked},
+		{"echo request", build(t, ether4, ipv4(1), raw(8, 0, 0, 0, 0x12, 0x34)), true, asked, asked},
+		{"echo reply", build(t, ether4, ipv4(1), raw(0, 0, 0, 0, 0x12, 0x34)), true, asked, asked},
+		{"echo request 6", build(t, ether6, ipv6(58), raw(128, 0, 0, 0, 0x12, 0x34)), true, asked, asked},
+		{"echo reply 6", build(t, ether6, ipv6(58), raw(129, 0, 0, 0, 0x12, 0x34)), true, asked, asked},
+		{"GRE", build(t, ether4, ipv4(47), raw(0, 0, 8, 0)), true, asked, asked},
+		{"ESP6", build(t, ether6, ipv6(50), raw(1, 2, 3, 4)), true, asked, asked},
+
+		{"SYN", build(t, ether4, ipv4(6), &layers.TCP{SrcPort: 40000, DstPort: 80, SYN: true}, pay), false, asked, asked},
+		{"ICMP error", build(t, ether4, ipv4(1), raw(3, 1)), false, asked, unparsed},
+		{"ICMP timestamp", build(t, ether4, ipv4(1), raw(13, 0)), false, asked, unparsed},
+		{"ICMP error 6", build(t, ether6, ipv6(58), raw(1, 4)), false, asked, unparsed},
+		{"IGMP", build(t, ether4, ipv4(2), raw(0x16)), false, asked, unparsed},
+		{"IP options", build(t, ether4, options, udp, pay), false, asked, unparsed},
+		{"extension header", build(t, ether6, ipv6(60), raw(17, 0)), false, asked, unparsed},
+		{"wrong version", sameVersion, false, asked, unparsed},
+		{"ports in the padding", build(t, ether4, ipv4(6), raw()[:8]), false, asked, unparsed},
+		{"cut short", build(t, ether6, ipv6(6), raw()[:8]), false, asked, unparsed},
+		{"ICMPv6 in IPv4", build(t, ether4, ipv4(58), raw(128, 0)), false, asked, unparsed},
+		{"ICMP in IPv6", build(t, ether6, ipv6(1), raw(8, 0)), false, asked, unparsed},
+
+		{"first fragment", build(t, ether4, fragment(layers.IPv4MoreFragments, 0), udp, pay), false, dropped, unparsed},
+		{"last fragment", build(t, ether4, fragment(0, 100), pay), false, dropped, unparsed},
+		{"fragment 6", build(t, ether6, ipv6(44), raw(17, 0, 0, 1)), false, dropped, unparsed},
+		{"mapped address", build(t, ether6, mapped, udp, pay), false, dropped, unparsed},
+		{"tag in a tag", build(t, ether(0x8100), raw(0, 0, 8, 0)), false, dropped, unparsed},
+		{"service tag", build(t, ether(0x88a8), raw(0, 0, 8, 0)), false, dropped, unparsed},
+		{"MPLS", build(t, ether(0x8847), raw()), false, dropped, unparsed},
+		{"PPPoE", build(t, ether(0x8864), raw()), false, dropped, unparsed},
+
+		{"ARP", build(t, ether(0x0806), raw()), false, exempt, exempt},
+		{"LLDP", build(t, ether(0x88cc), raw()), false, exempt, exempt},
+		{"listener report", build(t, ether6, toGroup, raw(58, 0, 5, 2, 0, 0, 1, 0, 143)), false, exempt, exempt},
+		{"UDP dressed as listener report", build(t, ether6, toGroup, raw(17, 0, 5, 2, 0, 0, 1, 0, 143)), false, asked, unparsed},
+		{"another ICMPv6 message dressed so", build(t, ether6, toGroup, raw(58, 0, 5, 2, 0, 0, 1, 0, 128)), false, asked, unparsed},
+		{"listener report to somebody", build(t, ether6, ipv6(0), raw(58, 0, 5, 2, 0, 0, 1, 0, 143)), false, asked, unparsed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, k := range []*kernel{strict, loose} {
+				k.t = t
+				want := c.loose
+				if k == strict {
+					want = c.strict
+				}
+				forged := DefaultMarks.Accept | DefaultMarks.Fast
+				fate, mark, out := k.run("pod_ingress", c.frame, forged|0x8000)
+				if fate != want {
+					t.Errorf("strict %v: %s, want %s", k == strict, fate, want)
+				}
+				if mark != 0x8000 {
+					t.Errorf("mark %#x: want our bits cleared and the others kept", mark)
+				}
+				if m, ok := readMeta(out, 0); fate == asked && (!ok || m != meta{Ifindex: loopback}) {
+					t.Errorf("metadata %+v, %v", m, ok)
+				}
+				var h packet.Headers
+				problem := packet.ParseEthernet(c.frame, &h)
+				if !c.key {
+					if problem == packet.OK && h.Key.Valid() {
+						k.put("flows", makeFlowKey(&h.Key), flowState{Generation: 1, Last: coarseNow()})
+						if fate, _, _ := k.run("pod_ingress", c.frame, 0); fate == passed {
+							t.Error("passed by a flow that it may not be part of")
+						}
+					}
+					continue
+				}
+				if problem != packet.OK {
+					t.Fatalf("the Go parser says %v", problem)
+				}
+				k.put("flows", makeFlowKey(&h.Key), flowState{Generation: 1, Last: coarseNow()})
+				if fate, mark, _ := k.run("pod_ingress", c.frame, 0x8000); fate != passed || mark != 0x8000|DefaultMarks.Accept|DefaultMarks.Fast {
+					t.Errorf("with its flow: %s with mark %#x, want it passed and marked", fate, mark)
+				}
+				reverse := h.Key.Reverse()
+				if r := reverse.Reverse(); r != h.Key {
+					t.Fatalf("reverse of the reverse: %v", r)
+				}
+				// Another generation, expired, or coming to the pod.
+				k.put("flows", makeFlowKey(&h.Key), flowState{Generation: 2, Last: coarseNow(), Flags: flowReply})
+				fate, _, out = k.run("pod_ingress", c.frame, 0)
+				if m, _ := readMeta(out, 0); fate != asked || !m.Reply {
+					t.Errorf("with a flow of another generation: %s with %+v, want it asked as a reply", fate, m)
+				}
+				k.put("flows", makeFlowKey(&h.Key), flowState{Generation: 1, Last: coarseNow() - 2e9, Flags: flowReply})
+				fate, _, out = k.run("pod_ingress", c.frame, 0)
+				if m, _ := readMeta(out, 0); fate != asked || m.Reply {
+					t.Errorf("with an expired flow: %s with %+v, want it asked as a new one", fate, m)
+				}
+				k.c.Maps["flows"].Delete(ptr(makeFlowKey(&h.Key)))
+				if k == strict {
+					continue
+				}
+				if fate, _, _ := k.run("pod_egress", c.frame, 0); fate != deferred {
+					t.Errorf("towards the pod, judged by the later hook: %s", fate)
+				}
+				if err := k.c.Maps["later"].Lookup(ptr(makeFlowKey(&reverse)), &flowState{}); err != nil {
+					t.Errorf("its answer is not known to be the later hook's: %v", err)
+				}
+				if fate, _, out := k.run("pod_egress", c.frame, DefaultMarks.Fast); fate != asked {
+					t.Errorf("towards the pod, accepted under another name: %s", fate)
+				} else if m, ok := readMeta(out, 0); !ok || !m.Egress {
+					t.Errorf("metadata %+v, %v", m, ok)
+				}
+			}
+		})
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// Random changes to packets: whatever passes by a flow is a packet the Go parser
+// gives the same key, so that no two readings of one packet disagree.
+func TestKernelAgreesWithParser(t *testing.T) {
+	nstest.Need(t, canRun)
+	k := newKernel(t, true)
+	r := rand.New(rand.NewPCG(1, 2))
+	seeds := [][]byte{
+		build(t, ether4, ipv4(6), &layers.TCP{SrcPort: 40000, DstPort: 80, ACK: true}, gopacket.Payload("x")),
+		build(t, ether6, ipv6(17), &layers.UDP{SrcPort: 40000, DstPort: 53}, gopacket.Payload("x")),
+		build(t, ether4, ipv4(1), gopacket.Payload(append([]byte{8, 0, 0, 0, 1, 2}, make([]byte, 20)...))),
+	}
+	hits := 0
+	for range 20000 {
+		frame := append([]byte(nil), seeds[r.IntN(len(seeds))]...)
+		for range r.IntN(4) {
+			frame[12+r.IntN(min(len(frame)-12, 46))] = byte(r.IntN(256))
+		}
+		var h packet.Headers
+		problem := packet.ParseEthernet(frame, &h)
+		key := makeFlowKey(&h.Key)
+		k.put("flows", key, flowState{Generation: 1, Last: coarseNow()})
+		fate, _, _ := k.run("pod_ingress", frame, 0)
+		k.c.Maps["flows"].Delete(&key)
+		if fate != passed {
+			continue
+		}
+		hits++
+		// The kernel does not look at lengths and flags of a flow it knows: the
+		// stack and the receiver do. It must never take one flow for another.
+		switch problem {
+		case packet.OK, packet.BadTotalLength, packet.BadTCPFlags, packet.BadPort, packet.BadHeaderLength, packet.Truncated:
+		default:
+			t.Fatalf("% x passed, the Go parser says %v", frame, problem)
+		}
+	}
+	if hits < 1000 {
+		t.Errorf("only %d hits: the test tests nothing", hits)
+	}
+}

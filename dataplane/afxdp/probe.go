@@ -1,0 +1,75 @@
+package afxdp
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Probe reports whether the backend can run here: nil, or an error whose first
+// sentence names the piece that is missing. It does everything for real, with a
+// small ring, in a network namespace of its own that ends with the call: the
+// programs are loaded, go onto veth devices by tcx and native XDP, and a socket
+// is bound.
+func Probe() error {
+	if err := supportedMachine(); err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("the AF_XDP backend needs root, or CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN")
+	}
+	errs := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread, and with it the namespace, ends here.
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			errs <- fmt.Errorf("create a network namespace to probe in: %w", err)
+			return
+		}
+		errs <- probeHere()
+	}()
+	if err := <-errs; err != nil {
+		return fmt.Errorf("this kernel cannot run the AF_XDP backend: %w", err)
+	}
+	return nil
+}
+
+func probeHere() (err error) {
+	b, err := New(Config{Ring: 64, FlowEntries: 64, LaterEntries: 64})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	pod := netip.MustParseAddr("192.0.2.1") // TEST-NET-1
+	err = b.thread.do(func() error {
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pod"}, PeerName: "node"}
+		if err := b.nl.LinkAdd(veth); err != nil {
+			return fmt.Errorf("create a veth pair: %w", err)
+		}
+		if err := b.nl.LinkSetUp(veth); err != nil {
+			return err
+		}
+		return b.nl.RouteAdd(&netlink.Route{
+			LinkIndex: veth.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: netlink.NewIPNet(pod.AsSlice()),
+		})
+	})
+	if err != nil {
+		return err
+	}
+	if err := b.update([]netip.Addr{pod}); err != nil {
+		return err
+	}
+	attached := 0
+	if err := b.thread.do(func() error { attached = len(b.devices); return nil }); err != nil {
+		return err
+	}
+	if attached != 1 {
+		return fmt.Errorf("%d pod devices found by their routes, want 1", attached)
+	}
+	return nil
+}

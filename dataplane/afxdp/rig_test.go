@@ -1,0 +1,186 @@
+package afxdp
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
+	"github.com/tierwall/tierwall/dataplane/packet"
+)
+
+var canRun = sync.OnceValue(Probe)
+
+// openPort is what the rig's policy allows to everybody; closedPort is denied.
+const openPort, closedPort = 8080, 9090
+
+// seen is one packet that came up.
+type seen struct {
+	key          flow.Key
+	problem      packet.Problem
+	reply, final bool
+}
+
+// rig is a node with a running backend and a worker that is a page long.
+type rig struct {
+	*nstest.Node
+	backend *Backend
+
+	mu     sync.Mutex
+	decide func(k flow.Key, p *dataplane.Packet) dataplane.Disposition
+	forget bool // do not ask the kernel to remember
+	seen   []seen
+	done   chan struct{}
+	err    error
+}
+
+// newRig starts a backend in a node of its own. Pods are attached by update.
+func newRig(t testing.TB, c Config) *rig {
+	t.Helper()
+	nstest.Need(t, canRun)
+	return startRig(t, nstest.NewNode(t), c)
+}
+
+// startRig is newRig in a node that exists.
+func startRig(t testing.TB, node *nstest.Node, c Config) *rig {
+	t.Helper()
+	r := &rig{Node: node, done: make(chan struct{}), decide: allowOpenPort}
+	if c.FlowEntries == 0 {
+		c.FlowEntries, c.LaterEntries = 4096, 4096
+	}
+	if err := r.NS.Do(func() (err error) { r.backend, err = New(c); return err }); err != nil {
+		t.Fatal(err)
+	}
+	go r.work()
+	t.Cleanup(func() {
+		if err := r.backend.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		<-r.done
+		if r.err != nil {
+			t.Errorf("worker: %v", r.err)
+		}
+	})
+	return r
+}
+
+// allowOpenPort allows by the port of the opener's destination. ICMP is allowed
+// by type: echo.
+func allowOpenPort(k flow.Key, _ *dataplane.Packet) dataplane.Disposition {
+	switch {
+	case k.DstPort == openPort, k.Proto == flow.ICMP && k.DstPort == 8<<8, k.Proto == flow.ICMPv6 && k.DstPort == 128<<8:
+		return dataplane.PassPacket
+	}
+	return dataplane.DropPacket
+}
+
+func (r *rig) work() {
+	defer close(r.done)
+	d := r.backend.Drivers()[0]
+	var b dataplane.Batch
+	for {
+		if err := d.Recv(&b); errors.Is(err, dataplane.ErrClosed) {
+			return
+		} else if err != nil {
+			r.err = err
+			return
+		}
+		r.mu.Lock()
+		for i := range b.Packets[:b.N] {
+			p := &b.Packets[i]
+			p.Problem = packet.ParseEthernet(p.Frame, &p.Headers)
+			k := p.Headers.Key
+			if p.Reply {
+				k = k.Reverse()
+			}
+			if p.Problem == packet.OK {
+				p.Disposition = r.decide(k, p)
+				p.Remember = !r.forget && p.Disposition == dataplane.PassPacket
+			}
+			if len(r.seen) < 1<<16 {
+				r.seen = append(r.seen, seen{p.Headers.Key, p.Problem, p.Reply, p.Final})
+			}
+		}
+		r.mu.Unlock()
+		if err := d.Apply(&b); err != nil {
+			r.err = err
+			return
+		}
+	}
+}
+
+// policy replaces the rules. Packets under way are judged by either.
+func (r *rig) policy(decide func(flow.Key, *dataplane.Packet) dataplane.Disposition) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.decide = decide
+}
+
+// update does what Backend.Update does, for every pod of the node.
+func (r *rig) update(t testing.TB, pods ...*netlab.Pod) {
+	t.Helper()
+	var locals []netip.Addr
+	for _, p := range pods {
+		locals = append(locals, p.Addr4, p.Addr6)
+	}
+	if err := r.backend.update(locals); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// upcalls returns the packets that came up since the last call.
+func (r *rig) upcalls() []seen {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.seen
+	r.seen = nil
+	return s
+}
+
+// counter reads one of the kernel side's counters.
+func (r *rig) counter(t testing.TB, which uint32) (n uint64) {
+	t.Helper()
+	if err := r.backend.thread.do(func() error { n = r.backend.count(which); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// attached returns how many devices carry our programs.
+func (r *rig) attached() (n int) {
+	r.backend.thread.do(func() error { n = len(r.backend.devices); return nil })
+	return n
+}
+
+// snmp sums the counters with that name in a namespace's /proc/net/snmp.
+func snmp(t testing.TB, ns *netlab.NS, protocol, name string) string {
+	t.Helper()
+	var text []byte
+	if err := ns.Do(func() (err error) { text, err = os.ReadFile("/proc/thread-self/net/snmp"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if f[0] != protocol+":" {
+			continue
+		}
+		if names == nil {
+			names = f
+			continue
+		}
+		for i := range names {
+			if names[i] == name {
+				return f[i]
+			}
+		}
+	}
+	t.Fatalf("no %s %s in /proc/net/snmp", protocol, name)
+	return ""
+}

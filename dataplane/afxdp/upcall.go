@@ -1,0 +1,178 @@
+package afxdp
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Names of the upcall pair: packets leave the stack through UpcallStack and
+// reach the socket on UpcallSocket. Operators see them in "ip link".
+const (
+	UpcallStack  = "tw-uc0"
+	UpcallSocket = "tw-uc1"
+)
+
+// upcallAlias tells our pair from somebody else's devices of that name.
+const upcallAlias = "tierwall upcall pair"
+
+// addrGenNone is IN6_ADDR_GEN_MODE_NONE: no link-local address.
+const addrGenNone = 1
+
+// upcallPair is the veth pair between the stack and the AF_XDP socket. It has no
+// address and no neighbours; nothing but our programs sends into it.
+type upcallPair struct {
+	nl            *netlink.Handle
+	stack, socket netlink.Link
+	links         []link.Link
+}
+
+// removeUpcallPair deletes the pair of a run that did not end well. A pair whose
+// XDP program is still there belongs to a living process and is left alone: the
+// kernel takes the program off when its owner dies.
+func removeUpcallPair(nl *netlink.Handle) error {
+	for _, name := range []string{UpcallStack, UpcallSocket} {
+		l, err := nl.LinkByName(name)
+		if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("look for device %s: %w", name, err)
+		}
+		peer, err := nl.LinkByName(UpcallSocket)
+		switch {
+		case l.Type() != "veth" || name == UpcallStack && l.Attrs().Alias != upcallAlias:
+			return fmt.Errorf("device %s exists and is not ours: rename or remove it", name)
+		case err == nil && peer.Attrs().Xdp != nil && peer.Attrs().Xdp.Attached:
+			return fmt.Errorf("device %s is in use: another tierwall daemon runs in this network namespace", UpcallSocket)
+		}
+		if err := nl.LinkDel(l); err != nil {
+			return fmt.Errorf("remove the device %s of an earlier run: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// newUpcallPair creates the pair, without programs and down. On error nothing is
+// left.
+func newUpcallPair(nl *netlink.Handle, mtu int) (p *upcallPair, err error) {
+	if err := removeUpcallPair(nl); err != nil {
+		return nil, err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = UpcallStack, mtu
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: UpcallSocket, PeerMTU: uint32(mtu)}
+	if err := nl.LinkAdd(veth); err != nil {
+		return nil, fmt.Errorf("create the upcall pair: %w", err)
+	}
+	p = &upcallPair{nl: nl}
+	defer func() {
+		if err != nil {
+			nl.LinkDel(veth)
+		}
+	}()
+	if err := nl.LinkSetAlias(veth, upcallAlias); err != nil {
+		return nil, fmt.Errorf("name the upcall pair: %w", err)
+	}
+	for _, end := range []struct {
+		name string
+		link *netlink.Link
+	}{{UpcallStack, &p.stack}, {UpcallSocket, &p.socket}} {
+		l, err := nl.LinkByName(end.name)
+		if err != nil {
+			return nil, fmt.Errorf("find the upcall pair: %w", err)
+		}
+		if err := nl.LinkSetARPOff(l); err != nil {
+			return nil, fmt.Errorf("switch ARP of %s off: %w", end.name, err)
+		}
+		// No address is generated without either; the sysctl also stops router
+		// solicitations, where /proc/sys can be written.
+		nl.LinkSetIP6AddrGenMode(l, addrGenNone)
+		os.WriteFile("/proc/sys/net/ipv6/conf/"+end.name+"/disable_ipv6", []byte("1"), 0o644)
+		*end.link = l
+	}
+	if err := completeChecksums(UpcallStack); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// completeChecksums makes the kernel fill in the checksums of what is sent to a
+// device. A pod's packets carry none (CHECKSUM_PARTIAL): on their way through a
+// socket they would lose the note that somebody still has to compute it.
+func completeChecksums(device string) error {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return fmt.Errorf("open ethtool: %w", err)
+	}
+	defer e.Close()
+	features, err := e.Features(device)
+	if err != nil {
+		return fmt.Errorf("read features of %s: %w", device, err)
+	}
+	off := map[string]bool{}
+	for name, on := range features {
+		if on && strings.HasPrefix(name, "tx-checksum-") {
+			off[name] = false
+		}
+	}
+	if len(off) == 0 {
+		return nil
+	}
+	if err := e.Change(device, off); err != nil {
+		return fmt.Errorf("switch checksum offload of %s off: %w", device, err)
+	}
+	return nil
+}
+
+// start attaches the programs and brings the pair up.
+func (p *upcallPair) start(o *podObjects) error {
+	xdp, err := link.AttachXDP(link.XDPOptions{
+		Program: o.UpcallXdp, Interface: p.socket.Attrs().Index, Flags: link.XDPDriverMode,
+	})
+	if err != nil {
+		return fmt.Errorf("attach a native XDP program to a veth device: %w", err)
+	}
+	p.links = append(p.links, xdp)
+	tcx, err := link.AttachTCX(link.TCXOptions{
+		Program: o.UpcallIngress, Interface: p.stack.Attrs().Index, Attach: ebpf.AttachTCXIngress,
+	})
+	if err != nil {
+		return fmt.Errorf("attach a tcx program (Linux 6.6): %w", err)
+	}
+	p.links = append(p.links, tcx)
+	for _, l := range []netlink.Link{p.socket, p.stack} {
+		if err := p.nl.LinkSetUp(l); err != nil {
+			return fmt.Errorf("bring %s up: %w", l.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// lost returns the frames dropped between the two ends because the kernel's own
+// queue was full.
+func (p *upcallPair) lost() uint64 {
+	l, err := p.nl.LinkByIndex(p.stack.Attrs().Index)
+	if err != nil || l.Attrs().Statistics == nil {
+		return 0
+	}
+	return l.Attrs().Statistics.TxDropped
+}
+
+// close removes the pair. The socket may still be open.
+func (p *upcallPair) close() error {
+	var errs []error
+	for _, l := range p.links {
+		errs = append(errs, l.Close())
+	}
+	if err := p.nl.LinkDel(p.stack); err != nil && !errors.Is(err, unix.ENODEV) {
+		errs = append(errs, fmt.Errorf("remove the upcall pair: %w", err))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,372 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/conntrack"
+	"github.com/tierwall/tierwall/dataplane/packet"
+)
+
+// FailMode says what happens to packets that cannot be decided because no table
+// was published yet.
+type FailMode uint8
+
+// Fail modes. The zero value is the safe one.
+const (
+	FailClosed FailMode = iota // drop, cause table-not-ready
+	FailOpen                   // pass, and do not let the kernel remember
+)
+
+// String returns "closed" or "open".
+func (m FailMode) String() string {
+	if m == FailOpen {
+		return "open"
+	}
+	return "closed"
+}
+
+// Established says what a new table means for connections an older one allowed.
+type Established uint8
+
+// Established modes.
+const (
+	// Strict re-evaluates them; what the new table denies is cut.
+	Strict Established = iota
+	// Keep lets them run until they end. Best effort: a connection that its
+	// table forgot (evicted, expired, restart) is new when it is seen again.
+	Keep
+)
+
+// String returns "strict" or "keep".
+func (m Established) String() string {
+	if m == Keep {
+		return "keep"
+	}
+	return "strict"
+}
+
+// Classifier is what a worker asks: the part of *classifier.Table that the
+// packet path uses. Implementations are immutable and safe for concurrent use.
+type Classifier interface {
+	Lookup(k flow.Key) classifier.Decision
+	IsVIP(a flow.Addr) bool
+	Generation() uint64
+}
+
+// Config configures an Engine. Only Backends is required.
+type Config struct {
+	Backends    []Backend
+	FailMode    FailMode
+	Established Established
+	// Conntrack bounds each worker's connection table, not the sum. Worker is
+	// filled in. Limits that do not validate make New panic.
+	Conntrack conntrack.Limits
+	// RingSize is the event ring's size per worker; 0 means DefaultRingSize.
+	RingSize int
+	// AuditAll reports the first packet of every connection and every denied
+	// packet, AuditDenies only the latter, whatever the rules ask for.
+	AuditAll, AuditDenies bool
+	// Clock returns nanoseconds that never step back; nil means MonotonicClock.
+	// It is read twice per batch and must be cheap and concurrency-safe.
+	Clock func() int64
+	// Logger gets state changes; nil discards. Nothing is logged per packet.
+	Logger *slog.Logger
+	// StallTimeout bounds how long SetTable waits for a worker to finish its
+	// batch; 0 means DefaultStallTimeout.
+	StallTimeout time.Duration
+}
+
+// Defaults of Config.
+const (
+	DefaultRingSize     = 8192
+	DefaultStallTimeout = 2 * time.Second
+)
+
+// keptTables is how many tables TableOf can still resolve: the current one and
+// its predecessors. An event waits in a ring for milliseconds, so this outlasts
+// any plausible burst of policy updates.
+const keptTables = 16
+
+// Errors of SetTable.
+var (
+	ErrStalled    = errors.New("dataplane: a worker did not finish its batch in time")
+	ErrGeneration = errors.New("dataplane: table generation must grow")
+)
+
+var clockBase = time.Now()
+
+// MonotonicClock returns nanoseconds: the wall clock at program start plus the
+// monotonic time since. It never steps, also when the wall clock is set.
+func MonotonicClock() int64 { return clockBase.UnixNano() + int64(time.Since(clockBase)) }
+
+// snapshot is one published policy: what a worker loads once per batch.
+type snapshot struct {
+	classifier Classifier
+	generation uint64
+	table      *classifier.Table // nil in tests that stub the classifier
+}
+
+// Engine owns the workers and the current table. All methods may be called from
+// any goroutine; SetTable calls are serialised.
+type Engine struct {
+	cfg      Config
+	clock    func() int64
+	log      *slog.Logger
+	workers  []*Worker
+	backends []string
+	running  atomic.Bool
+
+	current atomic.Pointer[snapshot] // nil until the first SetTable
+
+	update sync.Mutex // serialises SetTable
+
+	mu     sync.Mutex // guards recent
+	recent []*snapshot
+}
+
+// New returns an Engine with one Worker per driver of every backend. It starts
+// nothing. More than 255 backends or 65535 drivers is the caller's bug.
+func New(cfg Config) *Engine {
+	if cfg.RingSize == 0 {
+		cfg.RingSize = DefaultRingSize
+	}
+	if cfg.StallTimeout == 0 {
+		cfg.StallTimeout = DefaultStallTimeout
+	}
+	e := &Engine{cfg: cfg, clock: cfg.Clock, log: cfg.Logger}
+	if e.clock == nil {
+		e.clock = MonotonicClock
+	}
+	if e.log == nil {
+		e.log = slog.New(slog.DiscardHandler)
+	}
+	for i, b := range cfg.Backends {
+		e.backends = append(e.backends, b.Name())
+		for q, d := range b.Drivers() {
+			e.workers = append(e.workers, newWorker(e, d, uint8(i), q, len(e.workers)))
+		}
+	}
+	return e
+}
+
+// Run moves packets until ctx is done, then closes every driver, waits for the
+// workers and returns nil. If a driver fails for good Run stops all of them and
+// returns the reason. Backends stay open: what their Close means for traffic is
+// the caller's decision. Run may be called once.
+func (e *Engine) Run(ctx context.Context) error {
+	if !e.running.CompareAndSwap(false, true) {
+		return errors.New("dataplane: engine runs already or has run")
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	errs := make([]error, len(e.workers))
+	var wg sync.WaitGroup
+	for i, w := range e.workers {
+		wg.Go(func() {
+			if err := w.run(ctx); err != nil {
+				errs[i] = fmt.Errorf("%s queue %d: %w", e.backends[w.backend], w.queue, err)
+				cancel(errs[i])
+			}
+		})
+	}
+	<-ctx.Done()
+	for _, w := range e.workers {
+		if err := w.driver.Close(); err != nil {
+			e.log.Warn("driver did not close cleanly", "backend", e.backends[w.backend], "queue", w.queue, "error", err)
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// SetTable puts t in force and returns when no packet can be decided by an
+// older table any more and every live connection t denies has been cut. cut is
+// how many were: connections of the engine's and of the backends' tables, so a
+// connection both know counts twice.
+//
+// The order of steps is what makes that true:
+//
+//  1. publish the pointer: a batch that starts from now on uses t;
+//  2. wait for batches that started before (see Worker.epoch). An idle worker
+//     is not waited for: its next batch starts after 1;
+//  3. re-evaluate the workers' records. No worker adds one of an older
+//     generation any more, so one pass is enough;
+//  4. Backend.Update, for what the kernel remembers by itself.
+//
+// t's generation must be greater than the one in force, or ErrGeneration is
+// returned and nothing changes. A worker that does not come back in
+// Config.StallTimeout gives ErrStalled, a backend that fails its own error; t
+// stays in force either way.
+func (e *Engine) SetTable(t *classifier.Table) (cut int, err error) {
+	return e.publish(&snapshot{classifier: t, generation: t.Generation(), table: t})
+}
+
+func (e *Engine) publish(s *snapshot) (cut int, err error) {
+	e.update.Lock()
+	defer e.update.Unlock()
+	if old := e.current.Load(); old != nil && s.generation <= old.generation {
+		return 0, fmt.Errorf("%w: %d after %d", ErrGeneration, s.generation, old.generation)
+	}
+	e.remember(s)
+	var before uint64
+	for _, w := range e.workers {
+		before += w.cutTotal.Load()
+	}
+
+	e.current.Store(s)
+	var errs []error
+	if err := e.observed(); err != nil {
+		errs = append(errs, err)
+	}
+	if e.cfg.Established == Strict {
+		for _, w := range e.workers {
+			w.rejudgeAll(s)
+		}
+	}
+	for i, b := range e.cfg.Backends {
+		n, err := b.Update(s.table)
+		cut += n
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: update to table generation %d: %w", e.backends[i], s.generation, err))
+		}
+	}
+	for _, w := range e.workers {
+		cut += int(w.cutTotal.Load())
+	}
+	return cut - int(before), errors.Join(errs...)
+}
+
+// observed waits until every worker has finished the batch it was in.
+func (e *Engine) observed() error {
+	deadline := time.Now().Add(e.cfg.StallTimeout)
+	for _, w := range e.workers {
+		epoch := w.epoch.Load()
+		if epoch&1 == 0 {
+			continue // idle: its next batch loads the new table
+		}
+		// A batch takes microseconds; do not pay for a timer at once.
+		for spin := 0; w.epoch.Load() == epoch; spin++ {
+			if spin < 64 {
+				runtime.Gosched()
+				continue
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%w: %s queue %d", ErrStalled, e.backends[w.backend], w.queue)
+			}
+			time.Sleep(20 * time.Microsecond)
+		}
+	}
+	return nil
+}
+
+// remember keeps s for TableOf and forgets the oldest beyond keptTables.
+func (e *Engine) remember(s *snapshot) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.recent) == keptTables {
+		copy(e.recent, e.recent[1:])
+		e.recent = e.recent[:keptTables-1]
+	}
+	e.recent = append(e.recent, s)
+}
+
+// TableOf returns the table of a generation if it is one of the last few, else
+// nil.
+func (e *Engine) TableOf(generation uint64) *classifier.Table {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := len(e.recent) - 1; i >= 0; i-- {
+		if e.recent[i].generation == generation {
+			return e.recent[i].table
+		}
+	}
+	return nil
+}
+
+// Table returns the table in force, nil before the first SetTable.
+func (e *Engine) Table() *classifier.Table {
+	if s := e.current.Load(); s != nil {
+		return s.table
+	}
+	return nil
+}
+
+// Now reads the engine's clock: the time base of events and connections.
+func (e *Engine) Now() int64 { return e.clock() }
+
+// BackendNames returns the backends' names; Event.Backend is an index into it.
+func (e *Engine) BackendNames() []string { return append([]string(nil), e.backends...) }
+
+// Rings returns the workers' event rings. The caller must be their only consumer.
+func (e *Engine) Rings() []*Ring {
+	rings := make([]*Ring, len(e.workers))
+	for i, w := range e.workers {
+		rings[i] = w.ring
+	}
+	return rings
+}
+
+// WorkerStats are one worker's totals.
+type WorkerStats struct {
+	Backend string
+	Queue   int
+	Stats
+}
+
+// Workers returns each worker's totals.
+func (e *Engine) Workers() []WorkerStats {
+	out := make([]WorkerStats, len(e.workers))
+	for i, w := range e.workers {
+		out[i] = WorkerStats{Backend: e.backends[w.backend], Queue: w.queue, Stats: w.Stats()}
+	}
+	return out
+}
+
+// Stats returns the totals over all workers. Each worker's part is consistent in
+// itself: packets received equal the sum of paths.
+func (e *Engine) Stats() Stats {
+	var s Stats
+	for _, w := range e.workers {
+		ws := w.Stats()
+		s.Add(&ws)
+	}
+	return s
+}
+
+// Flows calls f with a copy of every connection record until f returns false.
+// Workers go on meanwhile; a connection seen by two backends appears twice.
+func (e *Engine) Flows(f func(backend string, rec conntrack.Record) bool) {
+	for _, w := range e.workers {
+		more := true
+		w.conns.Each(func(r conntrack.Record) bool {
+			more = f(e.backends[w.backend], r)
+			return more
+		})
+		if !more {
+			return
+		}
+	}
+}
+
+func yieldCPU() { runtime.Gosched() }
+
+// parse fills the packet's headers.
+func parse(p *Packet) packet.Problem {
+	length := int(p.Length)
+	if length == 0 {
+		length = len(p.Frame)
+	}
+	if p.L2 {
+		return packet.ParseEthernetSnap(p.Frame, length, &p.Headers)
+	}
+	return packet.ParseIPSnap(p.Frame, length, &p.Headers)
+}

@@ -1,0 +1,99 @@
+package nfqueue
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+)
+
+// Marks are the bits of the packet mark and of the connection mark that the
+// backend owns. Both are single bits; nothing else on the node may set them.
+type Marks struct {
+	// Accept, in a packet mark: this packet was judged and passes. In a
+	// connection mark: every packet of the connection passes.
+	Accept uint32
+	// Reply, in the mark of a queued packet: it travels against the direction
+	// its connection was opened in. Never in a connection mark.
+	Reply uint32
+}
+
+// DefaultMarks keep clear of the bits other node software uses: kube-proxy
+// 0x4000 and 0x8000, the portmap CNI plugin 0x2000, the AWS VPC CNI 0x80, Cilium
+// 0x0f00, and Calico, Cilium and Tailscale in the upper half.
+var DefaultMarks = Marks{Accept: 0x20, Reply: 0x40}
+
+func (m Marks) validate() error {
+	single := func(b uint32) bool { return b != 0 && b&(b-1) == 0 }
+	if !single(m.Accept) || !single(m.Reply) || m.Accept == m.Reply {
+		return fmt.Errorf("marks accept %#x and reply %#x: want two different single bits", m.Accept, m.Reply)
+	}
+	return nil
+}
+
+// Config tunes a Backend. The zero value is what the daemon uses.
+type Config struct {
+	// QueueNum is the first NFQUEUE number; the backend takes Queues numbers
+	// from there on. 0 = 7300.
+	QueueNum uint16
+	// Queues is the number of queues, and so of Drivers. The kernel spreads
+	// connections over them by address pair. 0 = one per CPU.
+	Queues int
+	// MaxPacketLen is how many bytes of a packet, from the IP header on, are
+	// copied to userspace. 0 = 128: enough for any header the parser follows in
+	// practice; a longer chain of extension headers is judged as truncated.
+	MaxPacketLen uint32
+	// QueueLen is how many packets wait in the kernel per queue; one more is
+	// dropped and counted as overflow. 0 = 8192.
+	QueueLen uint32
+	// ReadBuffer is the receive buffer per queue in bytes. 0 = 8 MiB.
+	ReadBuffer int
+	// FailOpen lets new connections pass unjudged while no daemon runs. A full
+	// queue drops in any case: overload must not switch a policy off.
+	FailOpen bool
+	// Marks; the zero value means DefaultMarks.
+	Marks Marks
+	// Logger; nil discards.
+	Logger *slog.Logger
+}
+
+const maxQueues = 64
+
+func (c Config) complete() (Config, error) {
+	if c.QueueNum == 0 {
+		c.QueueNum = 7300
+	}
+	if c.Queues == 0 {
+		c.Queues = min(runtime.NumCPU(), maxQueues)
+	}
+	if c.MaxPacketLen == 0 {
+		c.MaxPacketLen = 128
+	}
+	if c.QueueLen == 0 {
+		c.QueueLen = 8192
+	}
+	if c.ReadBuffer == 0 {
+		c.ReadBuffer = 8 << 20
+	}
+	if c.Marks == (Marks{}) {
+		c.Marks = DefaultMarks
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	var errs []error
+	if c.Queues < 0 || c.Queues > maxQueues || int(c.QueueNum)+c.Queues > 1<<16 {
+		errs = append(errs, fmt.Errorf("%d queues from number %d on: want 1 to %d queues with numbers below 65536", c.Queues, c.QueueNum, maxQueues))
+	}
+	if c.MaxPacketLen < 64 || c.MaxPacketLen > 0xffff {
+		errs = append(errs, fmt.Errorf("maximum packet length %d: want 64 to 65535 bytes", c.MaxPacketLen))
+	}
+	if c.ReadBuffer < 0 {
+		errs = append(errs, fmt.Errorf("read buffer %d: want a number of bytes", c.ReadBuffer))
+	}
+	errs = append(errs, c.Marks.validate())
+	if err := errors.Join(errs...); err != nil {
+		return c, fmt.Errorf("nfqueue configuration: %w", err)
+	}
+	return c, nil
+}

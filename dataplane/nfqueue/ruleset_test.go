@@ -1,0 +1,165 @@
+package nfqueue
+
+import (
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files")
+
+// The golden files show what the kernel executes, in the notation of
+// "nft --debug=netlink", for both ways to queue and both ways to know the node's
+// own traffic.
+func TestRulesetGolden(t *testing.T) {
+	for name, tc := range map[string]struct {
+		c Config
+		f features
+	}{
+		"native-closed.txt":     {Config{Queues: 2}, features{queueExpr: true, fib: true}},
+		"xtables-closed.txt":    {Config{Queues: 2}, features{fib: true}},
+		"xtables-open.txt":      {Config{Queues: 1, FailOpen: true}, features{fib: true}},
+		"native-open-nofib.txt": {Config{Queues: 4, QueueNum: 100, FailOpen: true, Marks: Marks{0x1, 0x80000000}}, features{queueExpr: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := tc.c.complete()
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, name, renderRuleset(ruleset(c, tc.f)))
+		})
+	}
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("ruleset differs from %s (go test -update rewrites it)\n--- got\n%s\n--- want\n%s", path, got, want)
+	}
+}
+
+// Every way into the queue is closed to unjudged packets, whatever the features:
+// a rule that accepts must have asked for the accept bit, a source that is the
+// node, or neighbour discovery.
+func TestAcceptsAreGuarded(t *testing.T) {
+	c, _ := Config{}.complete()
+	for _, f := range []features{{}, {queueExpr: true}, {fib: true}, {queueExpr: true, fib: true}} {
+		for _, ch := range ruleset(c, f) {
+			for _, r := range ch.rules {
+				text := renderExprs(r.exprs)
+				if !strings.Contains(text, "accept") {
+					continue
+				}
+				guarded := strings.Contains(text, "reg1 & 0x00000020") || strings.Contains(text, "fib saddr type") ||
+					strings.Contains(text, "cmp gte reg1 0x85") || ch.name == "own" && strings.Contains(text, "ct load direction")
+				if !guarded {
+					t.Errorf("chain %s accepts without a reason: %s", ch.name, text)
+				}
+			}
+		}
+	}
+}
+
+func renderRuleset(chains []chain) string {
+	var b strings.Builder
+	for _, ch := range chains {
+		fmt.Fprintf(&b, "chain %s", ch.name)
+		if ch.hook != nil {
+			fmt.Fprintf(&b, " hook %s priority %d", hookName(*ch.hook), ch.priority)
+		}
+		b.WriteByte('\n')
+		for _, r := range ch.rules {
+			fmt.Fprintf(&b, "  # %s\n  %s\n", r.comment, renderExprs(r.exprs))
+		}
+	}
+	return b.String()
+}
+
+func hookName(h nftables.ChainHook) string {
+	return map[nftables.ChainHook]string{unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward", unix.NF_INET_LOCAL_OUT: "output"}[h]
+}
+
+func renderExprs(exprs []expr.Any) string {
+	parts := make([]string, len(exprs))
+	for i, e := range exprs {
+		parts[i] = renderExpr(e)
+	}
+	return strings.Join(parts, " | ")
+}
+
+func renderExpr(e expr.Any) string {
+	hex := func(b []byte) string {
+		if len(b) == 4 {
+			return fmt.Sprintf("%#08x", binary.NativeEndian.Uint32(b))
+		}
+		return fmt.Sprintf("%#x", b)
+	}
+	word := func(b []byte) string { return fmt.Sprintf("0x%08x", binary.NativeEndian.Uint32(b)) }
+	switch e := e.(type) {
+	case *expr.Meta:
+		key := map[expr.MetaKey]string{expr.MetaKeyMARK: "mark", expr.MetaKeyNFPROTO: "nfproto", expr.MetaKeyL4PROTO: "l4proto"}[e.Key]
+		if e.SourceRegister {
+			return fmt.Sprintf("meta set %s reg%d", key, e.Register)
+		}
+		return fmt.Sprintf("meta load %s reg%d", key, e.Register)
+	case *expr.Ct:
+		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction"}[e.Key]
+		if e.SourceRegister {
+			return fmt.Sprintf("ct set %s reg%d", key, e.Register)
+		}
+		return fmt.Sprintf("ct load %s reg%d", key, e.Register)
+	case *expr.Bitwise:
+		return fmt.Sprintf("reg%d = reg%d & %s ^ %s", e.DestRegister, e.SourceRegister, word(e.Mask), word(e.Xor))
+	case *expr.Cmp:
+		op := map[expr.CmpOp]string{expr.CmpOpEq: "eq", expr.CmpOpNeq: "neq", expr.CmpOpGte: "gte", expr.CmpOpLte: "lte"}[e.Op]
+		return fmt.Sprintf("cmp %s reg%d %s", op, e.Register, hex(e.Data))
+	case *expr.Payload:
+		base := map[expr.PayloadBase]string{expr.PayloadBaseNetworkHeader: "network", expr.PayloadBaseTransportHeader: "transport"}[e.Base]
+		return fmt.Sprintf("load %d@%s+%d reg%d", e.Len, base, e.Offset, e.DestRegister)
+	case *expr.Lookup:
+		return fmt.Sprintf("lookup reg%d @%s", e.SourceRegister, e.SetName)
+	case *expr.Fib:
+		if !e.FlagSADDR || !e.ResultADDRTYPE {
+			return fmt.Sprintf("fib %+v", *e)
+		}
+		return fmt.Sprintf("fib saddr type reg%d", e.Register)
+	case *expr.Objref:
+		return fmt.Sprintf("objref %d %s", e.Type, strings.TrimRight(e.Name, "\x00"))
+	case *expr.Queue:
+		return fmt.Sprintf("queue num %d total %d flags %d", e.Num, e.Total, e.Flag)
+	case *expr.Target:
+		info, _ := e.Info.(*xt.Unknown)
+		if info == nil || len(*info) < 6 {
+			return fmt.Sprintf("target %s rev %d %v", e.Name, e.Rev, e.Info)
+		}
+		f := func(i int) uint16 { return binary.NativeEndian.Uint16((*info)[2*i:]) }
+		return fmt.Sprintf("target %s rev %d num %d total %d flags %d", e.Name, e.Rev, f(0), f(1), f(2))
+	case *expr.Verdict:
+		switch e.Kind {
+		case expr.VerdictAccept:
+			return "accept"
+		case expr.VerdictGoto:
+			return "goto " + e.Chain
+		}
+	}
+	return fmt.Sprintf("%T %+v", e, e)
+}

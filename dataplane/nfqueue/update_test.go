@@ -1,0 +1,313 @@
+package nfqueue
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
+)
+
+// Update cuts the live connections the new table denies, TCP and UDP, both
+// families, and no other; a table that allows them again lets them go on.
+func TestUpdateCuts(t *testing.T) {
+	w := newWorld(t, Config{Queues: 2}, everything)
+	for _, family := range families {
+		for _, network := range networks {
+			name := fmt.Sprintf("%s v%d", network, family)
+			nstest.Echo(t, w.b.NS, network, w.b.Addr(family), portGood)
+			nstest.Echo(t, w.b.NS, network, w.b.Addr(family), portBad)
+			good := dial(t, w.a.NS, network, at(w.b.Addr(family), portGood))
+			bad := dial(t, w.a.NS, network, at(w.b.Addr(family), portBad))
+			alive(t, good, name)
+			alive(t, bad, name)
+			w.judge.take()
+
+			w.judge.policy(toPort(portGood))
+			if cut := w.update(t); cut != 1 {
+				t.Errorf("%s: Update cut %d connections, want 1", name, cut)
+			}
+			dead(t, bad, name+" denied")
+			alive(t, good, name+" allowed")
+			for _, q := range w.judge.take() {
+				if q.key.DstPort != portBad || q.allowed {
+					t.Errorf("%s: judged %+v, want packets of the denied connection only", name, q)
+				}
+			}
+			if cut := w.update(t); cut != 0 {
+				t.Errorf("%s: the same table again cut %d connections", name, cut)
+			}
+			w.judge.policy(everything)
+			w.update(t)
+		}
+	}
+}
+
+// Connections of pods that are not selected any more, and the node's own, stay.
+func TestUpdateLeavesOthersAlone(t *testing.T) {
+	w := newWorld(t, Config{Queues: 1}, everything)
+	nstest.Echo(t, w.b.NS, "tcp", w.b.Addr4, portGood)
+	own := dial(t, w.NS, "tcp", at(w.b.Addr4, portGood))
+	alive(t, own, "node to pod")
+	w.judge.policy(nothing)
+	if cut := w.update(t); cut != 0 {
+		t.Errorf("Update cut %d connections of the node", cut)
+	}
+	alive(t, own, "node to pod after the update")
+	w.want(t, "node to pod")
+}
+
+// The sets follow Selected by element changes: the table is the same object, and
+// packets that wait in a queue survive the update.
+func TestUpdateKeepsTheQueue(t *testing.T) {
+	w := newWorld(t, Config{Queues: 1}, everything)
+	s := nstest.Echo(t, w.b.NS, "udp", w.b.Addr4, portGood)
+	release := make(chan struct{})
+	asked := make(chan struct{}, 1)
+	w.judge.policy(func(flow.Key) bool {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		<-release
+		return true
+	})
+	done := make(chan error, 1)
+	go func() { done <- w.a.NS.Probe("udp", s.Addr, nstest.Timeout) }()
+	<-asked // the packet waits for its verdict now
+	other := &stubTable{selected: []netip.Addr{w.a.Addr4, netip.MustParseAddr("10.244.0.99"), netip.MustParseAddr("fd00::99")}}
+	if _, err := w.backend.update(other); err != nil {
+		t.Fatal(err)
+	}
+	close(release)
+	if err := <-done; err != nil {
+		t.Errorf("a packet that waited while the sets changed: %v, want an echo", err)
+	}
+	got, err := w.backend.fw.installed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(sorted(got)) != "[10.244.0.2 10.244.0.99 fd00::99]" {
+		t.Errorf("the kernel's sets hold %v, want those of the table", sorted(got))
+	}
+}
+
+type stubTable struct {
+	judge
+	selected []netip.Addr
+}
+
+func (s *stubTable) Selected() []netip.Addr { return s.selected }
+
+// Many pods at once fit into one transaction, and go again.
+func TestUpdateManyPods(t *testing.T) {
+	w := newWorld(t, Config{Queues: 1}, nothing)
+	var many []netip.Addr
+	for i := range 5000 {
+		many = append(many, netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}),
+			netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}))
+	}
+	for _, want := range [][]netip.Addr{many, many[:10], nil} {
+		if _, err := w.backend.update(&stubTable{selected: want}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := w.backend.fw.installed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) != len(want) {
+			t.Errorf("the kernel's sets hold %d addresses, want %d", len(got), len(want))
+		}
+	}
+}
+
+// A daemon restart under traffic: no denied packet passes at any moment, accepted
+// connections go on, new ones work again once the new daemon judges. It has no
+// table of its own yet: the selection of the earlier run holds.
+func TestRestart(t *testing.T) {
+	w := newWorld(t, Config{Queues: 2}, toPort(portGood))
+	nstest.Echo(t, w.b.NS, "tcp", w.b.Addr4, portGood)
+	bad := nstest.Echo(t, w.b.NS, "udp", w.b.Addr4, portBad)
+	live := dial(t, w.a.NS, "tcp", at(w.b.Addr4, portGood))
+	alive(t, live, "before the restart")
+
+	var sent atomic.Int64
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Add(1)
+	flood := dial(t, w.a.NS, "udp", bad.Addr)
+	go func() {
+		defer wg.Done()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				if _, err := flood.Write([]byte("denied")); err == nil {
+					sent.Add(1)
+				}
+				time.Sleep(20 * time.Microsecond)
+			}
+		}
+	}()
+	for range 5 {
+		before := sent.Load()
+		nstest.Eventually(t, "traffic flows", func() bool { return sent.Load() > before+50 })
+		w.stop(t)
+		before = sent.Load()
+		alive(t, live, "accepted connection while no daemon runs")
+		nstest.Eventually(t, "traffic flows", func() bool { return sent.Load() > before+50 })
+		w.start(t, Config{Queues: 2})
+		alive(t, live, "accepted connection after the restart")
+	}
+	close(stop)
+	wg.Wait()
+	if bad.Seen() != 0 {
+		t.Errorf("%d of %d denied datagrams arrived", bad.Seen(), sent.Load())
+	}
+	nstest.Reach(t, w.a.NS, "tcp", at(w.b.Addr4, portGood))
+}
+
+// Closed fail mode: with the daemon gone, new connections of policed pods are
+// dropped and accepted ones go on. Cleanup then leaves nothing.
+func TestCloseClosed(t *testing.T) {
+	w := newWorld(t, Config{Queues: 2}, everything)
+	nstest.Echo(t, w.b.NS, "tcp", w.b.Addr4, portGood)
+	live := dial(t, w.a.NS, "tcp", at(w.b.Addr4, portGood))
+	alive(t, live, "before Close")
+	w.stop(t)
+	nstest.Unreachable(t, w.a.NS, "tcp", at(w.b.Addr4, portGood))
+	alive(t, live, "accepted connection after Close")
+	w.cleanup(t)
+	if left := w.leftovers(t); left != "" {
+		t.Errorf("after Cleanup there is still\n%s", left)
+	}
+	nstest.Reach(t, w.a.NS, "tcp", at(w.b.Addr4, portGood))
+	w.cleanup(t) // nothing left to remove is no error
+}
+
+// Open fail mode: Close opens the node, and so does a daemon that dies without
+// Close.
+func TestCloseOpen(t *testing.T) {
+	w := newWorld(t, Config{Queues: 2, FailOpen: true}, nothing)
+	nstest.Echo(t, w.b.NS, "udp", w.b.Addr4, portGood)
+	nstest.Unreachable(t, w.a.NS, "udp", at(w.b.Addr4, portGood))
+	for _, d := range w.backend.Drivers() {
+		d.Close() // what a dying process amounts to: the table stays
+	}
+	nstest.Reach(t, w.a.NS, "udp", at(w.b.Addr4, portGood))
+	w.stop(t)
+	nstest.Reach(t, w.a.NS, "udp", at(w.b.Addr4, portGood))
+	w.cleanup(t)
+	if left := w.leftovers(t); left != "" {
+		t.Errorf("after Cleanup there is still\n%s", left)
+	}
+}
+
+// A full queue drops and counts, also with FailOpen: overload must not switch a
+// policy off.
+func TestOverflow(t *testing.T) {
+	w := newWorld(t, Config{Queues: 1, QueueLen: 4, FailOpen: true}, nothing)
+	s := nstest.Echo(t, w.b.NS, "udp", w.b.Addr4, portBad)
+	release := make(chan struct{})
+	w.judge.policy(func(flow.Key) bool { <-release; return false })
+	c := dial(t, w.a.NS, "udp", s.Addr)
+	nstest.Eventually(t, "the queue overflows", func() bool {
+		for range 100 {
+			c.Write([]byte("flood"))
+		}
+		return w.backend.Stats().Overflow > 0
+	})
+	close(release)
+	w.judge.policy(everything)
+	nstest.Eventually(t, "the queue works again", func() bool {
+		return w.a.NS.Probe("udp", at(w.b.Addr4, portBad), nstest.Blocked) == nil
+	})
+	if s.Seen() == 0 {
+		t.Error("the echo came from nowhere")
+	}
+}
+
+// fillConntrack puts n UDP connections with the accept bit into the node's
+// connection table, one per source port and pod address pair.
+func fillConntrack(tb testing.TB, ns *netlab.NS, n int) {
+	tb.Helper()
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.FD()})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer conn.Close()
+	const ctaTimeout, ctaStatus = 7, 3
+	for i := range n {
+		src := netip.AddrFrom4([4]byte{10, 245, byte(i >> 14), 1}).String()
+		port := uint16(1024 + i%(1<<14))
+		orig := ctTuple{src, "10.244.0.3", port, portGood, flow.UDP}
+		reply := ctTuple{"10.244.0.3", src, portGood, port, flow.UDP}
+		b := ctMessage(unix.AF_INET, orig, reply, DefaultMarks.Accept|0x4000, 0)
+		b = appendAttr32(appendAttr32(b, ctaTimeout, 600), ctaStatus, 1<<3|1<<1) // confirmed, seen reply
+		_, err := conn.Execute(netlink.Message{
+			Header: netlink.Header{Type: msgCtNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
+			Data:   b,
+		})
+		if err != nil {
+			tb.Fatalf("create connection %d: %v", i, err)
+		}
+	}
+}
+
+// The sweep finds what is denied among many, exactly, and keeps foreign mark
+// bits.
+func TestSweepIsExact(t *testing.T) {
+	w := newWorld(t, Config{Queues: 1}, nothing)
+	fillConntrack(t, w.NS, 1000)
+	w.judge.policy(func(k flow.Key) bool { return k.SrcPort%2 == 0 })
+	if cut := w.update(t); cut != 500 {
+		t.Errorf("Update cut %d connections, want 500", cut)
+	}
+	flows := w.connections(t)
+	if len(flows) != 1000 {
+		t.Errorf("%d connections left, want all 1000", len(flows))
+	}
+	for _, f := range flows {
+		want := uint32(0x4000)
+		if f.Forward.SrcPort%2 == 0 {
+			want |= DefaultMarks.Accept
+		}
+		if f.Mark != want {
+			t.Fatalf("%s: mark %#x, want %#x", f, f.Mark, want)
+		}
+	}
+}
+
+// BenchmarkUpdate measures Update with 10,000 accepted connections in the kernel.
+func BenchmarkUpdate(b *testing.B) {
+	for _, bc := range []struct {
+		name  string
+		allow func(flow.Key) bool
+		cut   int
+	}{{"10k-kept", everything, 0}, {"10k-cut", nothing, 10000}} {
+		b.Run(bc.name, func(b *testing.B) {
+			w := newWorld(b, Config{Queues: 1}, bc.allow)
+			fillConntrack(b, w.NS, 10000)
+			for b.Loop() {
+				if cut := w.update(b); cut != bc.cut {
+					b.Fatalf("Update cut %d connections, want %d", cut, bc.cut)
+				}
+				if bc.cut != 0 {
+					b.StopTimer()
+					w.flushConntrack(b)
+					fillConntrack(b, w.NS, 10000)
+					b.StartTimer()
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,142 @@
+package dataplane
+
+import "sync/atomic"
+
+// cacheLine keeps the two ends of a Ring from sharing a cache line. 128 covers
+// adjacent-line prefetch on amd64 and the 128-byte lines of some arm64 cores.
+const cacheLine = 128
+
+// Ring carries events from one producer to one consumer without blocking either.
+//
+//	        head (consumer)        tail (producer)
+//	          v                      v
+//	... | free | event | event | event | free | ...      positions only grow,
+//	                                                     slot = position & mask
+//
+// The producer writes a slot and then advances tail; the consumer reads tail
+// before the slots below it, and advances head only when it has copied them.
+// Both positions are sync/atomic values, whose operations are sequentially
+// consistent in Go's memory model, so this holds on weakly ordered CPUs too.
+//
+// When the ring is full Put drops the event and remembers how many were dropped
+// and when. As soon as there is room again (at the next Put or Flush), one
+// CauseLost event goes in front of what follows: the log shows the gap where it
+// happened, with the exact count.
+//
+// Put and Flush belong to the producer, Drain to the consumer; Lost and Len may
+// be called by anyone.
+type Ring struct {
+	slots []Event
+	mask  uint64
+
+	_    [cacheLine]byte
+	head atomic.Uint64 // next position to read; written by the consumer
+
+	_          [cacheLine]byte
+	tail       atomic.Uint64 // next position to write; written by the producer
+	cachedHead uint64        // producer's last look at head: saves a shared read per Put
+	gap        Event         // the loss not yet reported; Count 0 = none
+	lost       atomic.Uint64 // events ever dropped
+
+	_ [cacheLine]byte
+}
+
+// MinRing is the smallest ring: one slot for a gap marker, one for an event.
+const MinRing = 2
+
+// NewRing returns a ring for at least size events, rounded up to a power of two.
+func NewRing(size int) *Ring {
+	n := MinRing
+	for n < size {
+		n <<= 1
+	}
+	return &Ring{slots: make([]Event, n), mask: uint64(n - 1)}
+}
+
+// Cap returns the number of slots.
+func (r *Ring) Cap() int { return len(r.slots) }
+
+// Len returns how many events wait; a snapshot when called by a third party.
+func (r *Ring) Len() int {
+	head := r.head.Load() // before tail: tail never falls behind an older head
+	return int(r.tail.Load() - head)
+}
+
+// Lost returns how many events were dropped since the ring was made, whether or
+// not the marker has been delivered.
+func (r *Ring) Lost() uint64 { return r.lost.Load() }
+
+// free returns the number of writable slots, looking at head only if it must.
+func (r *Ring) free(tail, want uint64) uint64 {
+	n := uint64(len(r.slots)) - (tail - r.cachedHead)
+	if n < want {
+		r.cachedHead = r.head.Load()
+		n = uint64(len(r.slots)) - (tail - r.cachedHead)
+	}
+	return n
+}
+
+// Put appends *e, or counts it as lost when there is no room. It copies *e and
+// never blocks. It reports whether the event was kept.
+func (r *Ring) Put(e *Event) bool {
+	tail := r.tail.Load()
+	need := uint64(1)
+	if r.gap.Count > 0 {
+		need = 2
+	}
+	if r.free(tail, need) < need {
+		r.lose(e)
+		return false
+	}
+	if r.gap.Count > 0 {
+		r.slots[tail&r.mask] = r.gap
+		r.gap = Event{}
+		tail++
+	}
+	r.slots[tail&r.mask] = *e
+	r.tail.Store(tail + 1)
+	return true
+}
+
+func (r *Ring) lose(e *Event) {
+	if r.gap.Count == 0 {
+		r.gap = Event{Cause: CauseLost, Time: e.Time, Backend: e.Backend}
+	}
+	r.gap.Count++
+	r.gap.Last = e.Time
+	// Only the producer writes lost: a load and a store, no read-modify-write.
+	r.lost.Store(r.lost.Load() + 1)
+}
+
+// Flush delivers a pending gap marker if there is room. It reports whether
+// nothing is pending any more. The producer calls it when it is idle, so that a
+// loss is reported even if no further event follows.
+func (r *Ring) Flush() bool {
+	if r.gap.Count == 0 {
+		return true
+	}
+	tail := r.tail.Load()
+	if r.free(tail, 1) < 1 {
+		return false
+	}
+	r.slots[tail&r.mask] = r.gap
+	r.gap = Event{}
+	r.tail.Store(tail + 1)
+	return true
+}
+
+// Drain copies up to len(dst) events into dst and frees their slots.
+func (r *Ring) Drain(dst []Event) int {
+	head := r.head.Load()
+	n := r.tail.Load() - head
+	if n > uint64(len(dst)) {
+		n = uint64(len(dst))
+	}
+	for i := uint64(0); i < n; i++ {
+		dst[i] = r.slots[(head+i)&r.mask]
+	}
+	if n > 0 {
+		r.head.Store(head + n)
+	}
+	return int(n)
+}

@@ -1,0 +1,145 @@
+package dataplane
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"testing"
+)
+
+// TestRingModel runs random operations against a slice and checks that every
+// event is either delivered, in order, or inside a gap with the right bounds.
+func TestRingModel(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		size := MinRing << rng.IntN(4)
+		r := NewRing(size)
+		var queue []Event // the model: what a reader must see next
+		var gap Event     // the model's pending loss
+		var lost uint64
+		now := int64(0)
+		for range 500 {
+			switch rng.IntN(3) {
+			case 0:
+				buf := make([]Event, rng.IntN(2*size))
+				n := r.Drain(buf)
+				if want := min(len(buf), len(queue)); n != want {
+					t.Fatalf("seed %d: drained %d, want %d", seed, n, want)
+				}
+				for i, e := range buf[:n] {
+					if e != queue[i] {
+						t.Fatalf("seed %d: got %+v, want %+v", seed, e, queue[i])
+					}
+				}
+				queue = queue[n:]
+			case 1:
+				room := len(queue) < size
+				if got := r.Flush(); got != (gap.Count == 0 || room) {
+					t.Fatalf("seed %d: flush %v with gap %d and room %v", seed, got, gap.Count, room)
+				}
+				if gap.Count > 0 && room {
+					queue, gap = append(queue, gap), Event{}
+				}
+			default:
+				now++
+				e := Event{Time: now, Count: 1}
+				need := 1
+				if gap.Count > 0 {
+					need = 2
+				}
+				fits := size-len(queue) >= need
+				if got := r.Put(&e); got != fits {
+					t.Fatalf("seed %d: put %v, model has room: %v", seed, got, fits)
+				}
+				if !fits {
+					if gap.Count == 0 {
+						gap = Event{Cause: CauseLost, Time: now}
+					}
+					gap.Count++
+					gap.Last = now
+					lost++
+					continue
+				}
+				if gap.Count > 0 {
+					queue, gap = append(queue, gap), Event{}
+				}
+				queue = append(queue, e)
+			}
+			if r.Len() != len(queue) || r.Lost() != lost {
+				t.Fatalf("seed %d: length %d, lost %d; want %d, %d", seed, r.Len(), r.Lost(), len(queue), lost)
+			}
+		}
+	}
+}
+
+// TestRingConcurrent: with a reader on another CPU, what was delivered and what
+// the gaps say add up to what was put, in order and without overlap.
+func TestRingConcurrent(t *testing.T) {
+	const puts = 200_000
+	r := NewRing(64)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := int64(1); i <= puts; i++ {
+			r.Put(&Event{Time: i, Generation: uint64(i) * 3, Count: 1})
+			if i%97 == 0 {
+				runtime.Gosched()
+			}
+		}
+		for !r.Flush() {
+			runtime.Gosched()
+		}
+	}()
+	var next, kept, lost int64 = 1, 0, 0
+	buf := make([]Event, 32)
+	for finished := false; ; {
+		n := r.Drain(buf)
+		for _, e := range buf[:n] {
+			if e.Time != next {
+				t.Fatalf("got event %d, want %d", e.Time, next)
+			}
+			if e.Cause == CauseLost {
+				if e.Last-e.Time+1 != int64(e.Count) {
+					t.Fatalf("gap of %d from %d to %d", e.Count, e.Time, e.Last)
+				}
+				lost += int64(e.Count)
+				next = e.Last + 1
+				continue
+			}
+			if e.Generation != uint64(e.Time)*3 {
+				t.Fatalf("torn event %+v", e)
+			}
+			kept++
+			next++
+		}
+		if n > 0 {
+			continue
+		}
+		if finished {
+			break
+		}
+		select {
+		case <-done:
+			finished = true
+		default:
+			runtime.Gosched()
+		}
+	}
+	if kept+lost != puts || uint64(lost) != r.Lost() {
+		t.Errorf("kept %d + lost %d of %d; the ring says %d lost", kept, lost, puts, r.Lost())
+	}
+}
+
+// BenchmarkRing is one event through the ring, producer and consumer in turn.
+func BenchmarkRing(b *testing.B) {
+	r := NewRing(1024)
+	e := Event{Count: 1}
+	buf := make([]Event, 256)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		e.Time = int64(i)
+		r.Put(&e)
+		if i&255 == 255 {
+			r.Drain(buf)
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package dataplane_test
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/conntrack"
+	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/fake"
+)
+
+// compile makes a real table: pod x/b is isolated and admits TCP port 80+gen.
+func compile(t *testing.T, gen uint64) *classifier.Table {
+	t.Helper()
+	pod := func(name, addr string) rule.Endpoint {
+		return rule.Endpoint{Namespace: "x", Name: name, Labels: map[string]string{"pod": name}, Node: "n", Addrs: []netip.Addr{netip.MustParseAddr(addr)}}
+	}
+	b := rule.Selector{Namespace: "x", PodLabels: rule.Labels{{Key: "pod", Op: rule.In, Values: []string{"b"}}}}
+	port := uint16(80 + gen)
+	origin := rule.Origin{Group: "networking.k8s.io", Kind: "NetworkPolicy", Namespace: "x", Name: "b", Index: -1}
+	allow := origin
+	allow.Index = 0
+	set := rule.Set{
+		Rules: []rule.Rule{{
+			Direction: flow.Ingress, Order: rule.Order{Band: rule.BandNetworkPolicy}, Subject: b,
+			Peers: []rule.Peer{{Kind: rule.PeerAny}}, Action: rule.Allow, Origin: allow,
+			L4: []rule.L4{{Proto: flow.TCP, Ports: rule.PortRange{First: port, Last: port}, SrcPorts: rule.AllPorts}},
+		}},
+		Isolations: []rule.Isolation{{Direction: flow.Ingress, Band: rule.BandNetworkPolicy, Subject: b, Origin: origin}},
+	}
+	world := &rule.World{Node: "n", Endpoints: []rule.Endpoint{pod("a", "10.0.0.1"), pod("b", "10.0.0.2")}}
+	table, _, err := classifier.Compile(set, world, classifier.Options{Generation: gen})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+// TestRealTable runs packets against a compiled table and changes it under a
+// live connection.
+func TestRealTable(t *testing.T) {
+	d := fake.NewDriver(16, true)
+	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fake.NewBackend("fake", d)}})
+	start(t, e)
+	if _, err := e.SetTable(compile(t, 1)); err != nil {
+		t.Fatal(err)
+	}
+	send := func(dst string, f dataplane.Flags) {
+		d.Send(fake.In{Frame: dataplane.Segment(t, "10.0.0.1:40000", dst, f, 1), Final: true})
+	}
+	syn, ack := dataplane.Flags{SYN: true}, dataplane.Flags{ACK: true}
+	send("10.0.0.2:81", syn)
+	send("10.0.0.2:82", syn)
+	send("10.0.0.2:81", ack)
+	if !d.WaitApplied(3, 5*time.Second) {
+		t.Fatal("no verdict")
+	}
+	if cut, err := e.SetTable(compile(t, 2)); cut != 1 || err != nil {
+		t.Errorf("cut %d connections (%v), want the one to port 81", cut, err)
+	}
+	send("10.0.0.2:81", ack)
+	send("10.0.0.2:82", syn)
+	if !d.WaitApplied(5, 5*time.Second) {
+		t.Fatal("no verdict")
+	}
+	pass, drop := dataplane.PassPacket, dataplane.DropPacket
+	for i, want := range []dataplane.Disposition{pass, drop, pass, drop, pass} {
+		if got := d.Results()[i]; got.Disposition != want || got.Remember != (want == pass) {
+			t.Errorf("packet %d: %+v, want %v", i, got, want)
+		}
+	}
+	var ports []uint16
+	e.Flows(func(backend string, r conntrack.Record) bool {
+		ports = append(ports, r.Key.DstPort)
+		return backend == "fake"
+	})
+	if len(ports) != 1 || ports[0] != 82 {
+		t.Errorf("connections to ports %v, want 82", ports)
+	}
+}

@@ -1,0 +1,255 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/conntrack"
+	"github.com/tierwall/tierwall/dataplane/packet"
+)
+
+// Housekeeping and failure bounds of a worker.
+const (
+	// expireEvery is how often idle connections are looked for, nanoseconds.
+	expireEvery = int64(100 * time.Millisecond)
+	// expireSlots is how many records are examined then: a full default table
+	// every 13 seconds, at some 10 µs a time.
+	expireSlots = 512
+	// sampleEvery is the least distance between two events of the same problem.
+	sampleEvery = int64(time.Second)
+	// maxRecvFails is how many Recv failures in a row end a worker: with the
+	// growing pause between them about two seconds of a broken driver.
+	maxRecvFails = 10
+	recvPause    = 2 * time.Millisecond
+)
+
+// Worker decides the packets of one driver. It has one goroutine, which owns
+// every field not said to be shared; nothing is locked that another worker uses.
+type Worker struct {
+	engine  *Engine
+	driver  Driver
+	conns   *conntrack.Table // shared with the control goroutine, locks for itself
+	ring    *Ring            // this end: producer
+	backend uint8
+	queue   int
+
+	batch      Batch
+	count      counters
+	sampled    [numSamples]sample
+	seen       conntrack.Packet // scratch: the packet being decided
+	rec        conntrack.Record // scratch: its connection's record, once found
+	event      Event            // scratch: the event being built
+	lastExpire int64
+	forced     struct{ allow, deny bool } // events whatever the rules ask for
+
+	// epoch is odd while a batch is being decided and applied, even while the
+	// worker waits in Recv. Written by the worker, read by SetTable.
+	//
+	// No race can be lost: the worker makes epoch odd before it loads the
+	// table, SetTable stores the table before it reads epoch, and both are
+	// sequentially consistent. If SetTable reads an even epoch, the worker's
+	// next step to odd, and the load after it, come later and see the new
+	// table. If it reads an odd one it waits for any other value: that batch is
+	// over, applied included.
+	epoch     atomic.Uint64
+	published seqCounters   // shared: any reader
+	cutTotal  atomic.Uint64 // shared: worker and control goroutine add
+}
+
+// sample limits events of one kind.
+type sample struct {
+	next       int64  // engine time from which the next one may be reported
+	suppressed uint64 // not reported since the last one
+}
+
+// Samples are kept per problem and, after those, per cause.
+const numSamples = packet.NumProblems + int(CauseLost)
+
+func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
+	limits := e.cfg.Conntrack
+	limits.Worker = uint16(index) // connection ids are unique in the process
+	w := &Worker{
+		engine: e, driver: d, backend: backend, queue: queue,
+		conns: conntrack.New(limits), ring: NewRing(e.cfg.RingSize),
+	}
+	w.forced.allow = e.cfg.AuditAll
+	w.forced.deny = e.cfg.AuditAll || e.cfg.AuditDenies
+	return w
+}
+
+// run moves batches until the driver is closed (nil) or broken (its error).
+func (w *Worker) run(ctx context.Context) error {
+	defer w.ring.Flush()
+	fails := 0
+	for {
+		err := w.driver.Recv(&w.batch)
+		switch {
+		case err == nil:
+			fails = 0
+		case errors.Is(err, ErrClosed):
+			return nil
+		default:
+			if ctx.Err() != nil {
+				return nil // being closed: whatever it says, it is over
+			}
+			w.count.recvFails++
+			w.published.publish(&w.count, -1)
+			if fails++; fails == 1 {
+				w.engine.log.Warn("driver cannot receive", "backend", w.engine.backends[w.backend], "queue", w.queue, "error", err)
+			}
+			if fails == maxRecvFails {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(recvPause << fails):
+			}
+			continue
+		}
+		if w.batch.N == 0 {
+			w.ring.Flush()
+			w.expire(w.engine.clock())
+			continue
+		}
+		w.process(&w.batch)
+	}
+}
+
+// process decides and applies one batch. It reads the clock twice and the table
+// once, and allocates nothing.
+func (w *Worker) process(b *Batch) {
+	w.epoch.Store(w.epoch.Load() + 1)
+	now := w.engine.clock()
+	s := w.engine.current.Load()
+	for i := range b.Packets[:b.N] {
+		p := &b.Packets[i]
+		p.Remember, p.Verdict = false, classifier.Drop
+		p.Problem = parse(p)
+		path := w.decide(p, s, now)
+		p.Disposition = dispositions[path]
+		if p.Disposition == PassPacket {
+			p.Verdict = classifier.Allow
+		}
+		if p.Remember {
+			w.count.remember++
+		}
+		w.count.paths[path]++
+	}
+	err := w.driver.Apply(b)
+	w.epoch.Store(w.epoch.Load() + 1)
+
+	n := uint64(b.N)
+	bucket := bucketOf(w.engine.clock() - now)
+	w.count.latency.Buckets[bucket] += n
+	w.count.received += n
+	w.count.batches++
+	if err != nil {
+		if w.count.applyFail++; w.count.applyFail == 1 {
+			w.engine.log.Warn("driver cannot apply verdicts; further failures are only counted",
+				"backend", w.engine.backends[w.backend], "queue", w.queue, "error", err)
+		}
+	}
+	w.published.publish(&w.count, bucket)
+	if now-w.lastExpire >= expireEvery {
+		w.expire(now)
+	}
+}
+
+func (w *Worker) expire(now int64) {
+	w.lastExpire = now
+	w.conns.Expire(now, expireSlots)
+}
+
+// rejudgeAll re-evaluates every record of an older generation. It runs on the
+// control goroutine while the worker goes on with s: whoever comes first to a
+// record decides it, and both decide alike.
+func (w *Worker) rejudgeAll(s *snapshot) {
+	w.conns.Each(func(r conntrack.Record) bool {
+		if r.Generation == s.generation {
+			return true
+		}
+		if d := s.classifier.Lookup(r.Key); d.Verdict == classifier.Allow {
+			w.conns.Restamp(&r, restamped(&r, s.generation, d))
+		} else if w.conns.Forget(&r) {
+			w.cutTotal.Add(1)
+		}
+		return true
+	})
+}
+
+// put sends the worker's scratch event to the ring.
+func (w *Worker) put() {
+	w.count.events++
+	w.ring.Put(&w.event)
+}
+
+// prepare fills the scratch event with what all events of a packet share.
+func (w *Worker) prepare(p *Packet, s *snapshot, cause Cause, now int64) *Event {
+	e := &w.event
+	*e = Event{
+		Time: now, Count: 1, Device: p.Device, Length: packetLength(p), Key: p.Headers.Key,
+		Cause: cause, Problem: p.Problem, TCPFlags: p.Headers.TCPFlags, Backend: w.backend,
+	}
+	if s != nil {
+		e.Generation = s.generation
+	}
+	return e
+}
+
+// decided reports a table's decision about k.
+func (w *Worker) decided(p *Packet, s *snapshot, cause Cause, k flow.Key, d classifier.Decision, conn uint64, now int64) {
+	forced := w.forced.deny
+	if d.Verdict == classifier.Allow {
+		forced = w.forced.allow
+	}
+	if !d.Audit && !forced {
+		return
+	}
+	e := w.prepare(p, s, cause, now)
+	e.Key, e.Egress, e.Ingress, e.Verdict, e.Conn, e.Forced = k, d.Egress, d.Ingress, d.Verdict, conn, forced
+	w.put()
+}
+
+// undecided reports a packet no table could decide, at most once per second and
+// kind; the event that is sent counts those that were not.
+func (w *Worker) undecided(p *Packet, s *snapshot, cause Cause, now int64) {
+	kind := packet.NumProblems + int(cause)
+	if cause == CauseProblem {
+		kind = int(p.Problem)
+	}
+	sm := &w.sampled[kind]
+	if now < sm.next {
+		sm.suppressed++
+		return
+	}
+	e := w.prepare(p, s, cause, now)
+	e.Count += sm.suppressed
+	*sm = sample{next: now + sampleEvery}
+	w.put()
+}
+
+// packetLength is the IP packet's length, or the frame's if there is no packet.
+func packetLength(p *Packet) uint32 {
+	if p.Headers.Length != 0 {
+		return uint32(p.Headers.Length)
+	}
+	if p.Length != 0 {
+		return p.Length
+	}
+	return uint32(len(p.Frame))
+}
+
+// Stats returns the worker's totals; any goroutine may call it.
+func (w *Worker) Stats() Stats {
+	var s Stats
+	c := w.published.read()
+	s.add(&c)
+	s.Lost = w.ring.Lost()
+	s.Cut = w.cutTotal.Load()
+	s.Conntrack = w.conns.Stats()
+	return s
+}
