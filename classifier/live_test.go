@@ -493,3 +493,9 @@ func TestReadersDuringUpdates(t *testing.T) {
 		}
 	}
 }
+
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+func set(name string, p []netip.Prefix) map[string][]netip.Prefix {
+	return map[string][]netip.Prefix{name: p}
+}
