@@ -3,84 +3,184 @@ package classifier
 import (
 	"encoding/binary"
 	"math/bits"
+	"reflect"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 )
 
-// slot is what an address resolves to: 32 bytes, two to a cache line, so that
-// the far end of a connection costs one load. What only the near end needs is
-// behind rec.
-type slot struct {
-	addr  flow.Addr // zero value: empty (:: is never an endpoint)
-	peer  uint32    // rec.peer.serial
-	local bool      // a pod policed here: rec.subject is set
-	rec   *record
+// party is what an address resolves to.
+type party struct {
+	// peer is the serial of rec.peer, and localBit for a pod policed here: all
+	// that the far end of a connection is asked for comes with its address.
+	peer uint32
+	rec  *record
 }
 
-// addrTable maps exact addresses to slots. It is persistent: a hash directory
-// of pages, each a small open-addressing table; a version shares with its
-// predecessor every page that was not written. An update therefore copies the
-// directory (8 B per 24 addresses or so) and one page, whatever the table's size.
-type addrTable struct {
-	dir   []*addrPage
-	shift uint
-	count int
-	epoch uint64 // of dir; see chunks
+// localBit marks addresses whose record has a subject. Serials stay below it.
+const localBit = 1 << 31
+
+func (p party) local() bool    { return p.peer&localBit != 0 }
+func (p party) serial() uint32 { return p.peer &^ localBit }
+
+func newParty(rec *record) party {
+	p := party{rec.peer.serial, rec}
+	if rec.subject != nil {
+		p.peer |= localBit
+	}
+	return p
+}
+
+// slot is one entry of a page: 16 bytes for an IPv4 address, 32 for an IPv6 one.
+type slot[K hashable] struct {
+	addr K
+	peer uint32
+	rec  *record // nil: empty
 }
 
 const (
 	pageSlots = 64
-	pageFull  = 60 // a page that gets this full doubles the directory
-	pageFill  = 32 // most addresses per page, on average, after a build
+	pageFull  = 60 // a page that gets this full makes the table grow
+	pageFill  = 30 // addresses per page, on average, after a build
 )
 
-type addrPage struct {
-	slots [pageSlots]slot
-	n     int
+type page[K hashable] struct {
 	epoch uint64
+	n     int
+	slots [pageSlots]slot[K]
 }
 
-// newAddrTable makes a table with room for n addresses.
-func newAddrTable(n int, epoch uint64) addrTable {
-	size := 1
-	for size*pageFill < n {
-		size *= 2
-	}
-	return addrTable{dir: make([]*addrPage, size), shift: uint(64 - bits.TrailingZeros(uint(size))), epoch: epoch}
+// pages is a persistent hash table: an array of pages, each a small
+// open-addressing table. A version shares with its predecessor every page that
+// was not written; an update copies a page and the way to it, a few kilobytes,
+// whatever the table's size.
+type pages[K hashable] struct {
+	dir   chunks[*page[K]]
+	size  uint64 // pages
+	count int    // addresses
 }
 
-// hashAddr mixes by multiplication; the last bytes of addresses differ most.
-// Pages are chosen by the top bits, places in a page by bits further down.
-func hashAddr(a *flow.Addr) uint64 {
+// hashable lets the code of both families be shared off the packet path.
+type hashable interface {
+	comparable
+	hash() uint64
+}
+
+// addr4 is an IPv4 address in host byte order.
+type addr4 uint32
+
+// addr6 is any other address.
+type addr6 flow.Addr
+
+// Pages are chosen by the upper half of the hash, places in a page by bits of
+// the lower.
+func (a addr4) hash() uint64 { return uint64(a) * 0x9e3779b97f4a7c15 }
+
+func (a addr6) hash() uint64 {
 	hi, lo := binary.LittleEndian.Uint64(a[:8]), binary.BigEndian.Uint64(a[8:])
 	h := (hi*0x9e3779b97f4a7c15 ^ lo) * 0xd6e8feb86659fd93
 	return h ^ h>>32
 }
 
-// get returns the slot of an address, or nil.
-func (t *addrTable) get(a *flow.Addr) *slot {
-	h := hashAddr(a)
-	p := t.dir[h>>(t.shift&63)&uint64(len(t.dir)-1)]
-	if p == nil {
-		return nil
+const placeShift = 16
+
+// pageOf maps a hash to a page without needing a power of two of them.
+func pageOf(h, size uint64) uint64 { return (h >> 32) * size >> 32 }
+
+// addrTable maps the exact addresses of pods and nodes to parties.
+type addrTable struct {
+	v4 pages[addr4]
+	v6 pages[addr6]
+}
+
+// to4 returns the IPv4 address; ok is false for any other.
+func to4(a *flow.Addr) (v addr4, ok bool) {
+	hi, lo := binary.LittleEndian.Uint64(a[:8]), binary.LittleEndian.Uint64(a[8:])
+	return addr4(bits.ReverseBytes32(uint32(lo >> 32))), hi == 0 && uint32(lo) == 0xffff0000
+}
+
+// get returns the party of an address; rec is nil if the address is not there.
+func (t *addrTable) get(a *flow.Addr) party {
+	v4, ok := to4(a)
+	if !ok {
+		return t.v6.find(addr6(*a), addr6(*a).hash())
 	}
-	for i := h; ; i++ {
+	h := uint64(v4) * 0x9e3779b97f4a7c15
+	n := pageOf(h, t.v4.size)
+	p := t.v4.dir.dir[n/chunkSize].v[n%chunkSize]
+	if p == nil {
+		return party{}
+	}
+	for i := h >> placeShift; ; i++ {
 		s := &p.slots[i%pageSlots]
-		if s.rec == nil {
-			return nil // also what :: finds
+		if s.addr == v4 || s.rec == nil { // 0.0.0.0 is nobody's: its slot is empty
+			return party{s.peer, s.rec}
 		}
-		if s.addr == *a {
-			return s
+	}
+}
+
+func (t *addrTable) count() int { return t.v4.count + t.v6.count }
+
+func (t *addrTable) put(a flow.Addr, p party, epoch uint64) {
+	if v4, ok := to4(&a); ok {
+		t.v4.put(slot[addr4]{v4, p.peer, p.rec}, epoch)
+	} else {
+		t.v6.put(slot[addr6]{addr6(a), p.peer, p.rec}, epoch)
+	}
+}
+
+func (t *addrTable) delete(a flow.Addr, epoch uint64) {
+	if v4, ok := to4(&a); ok {
+		t.v4.delete(v4, epoch)
+	} else {
+		t.v6.delete(addr6(a), epoch)
+	}
+}
+
+// each calls f for every address, in no order.
+func (t *addrTable) each(f func(flow.Addr, *record)) {
+	t.v4.each(func(s *slot[addr4]) {
+		a := flow.Addr{10: 0xff, 11: 0xff}
+		binary.BigEndian.PutUint32(a[12:], uint32(s.addr))
+		f(a, s.rec)
+	})
+	t.v6.each(func(s *slot[addr6]) { f(flow.Addr(s.addr), s.rec) })
+}
+
+// newAddrTable makes a table with room for so many addresses of either family.
+func newAddrTable(v4, v6 int, epoch uint64) addrTable {
+	return addrTable{v4: newPages[addr4](v4, epoch), v6: newPages[addr6](v6, epoch)}
+}
+
+func newPages[K hashable](n int, epoch uint64) pages[K] {
+	t := pages[K]{size: uint64(n/pageFill) + 1}
+	t.dir.set(int(t.size)-1, nil, epoch) // no chunk of the directory is ever missing
+	for i := 0; i < int(t.size); i += chunkSize {
+		t.dir.set(i, nil, epoch)
+	}
+	return t
+}
+
+// find returns the party of an address with hash h.
+func (t *pages[K]) find(a K, h uint64) party {
+	p := *t.dir.at(int(pageOf(h, t.size)))
+	if p == nil {
+		return party{}
+	}
+	for i := h >> placeShift; ; i++ {
+		s := &p.slots[i%pageSlots]
+		if s.addr == a || s.rec == nil { // :: is nobody's: its slot is empty
+			return party{s.peer, s.rec}
 		}
 	}
 }
 
 // put adds or replaces an address.
-func (t *addrTable) put(s slot, epoch uint64) {
+func (t *pages[K]) put(s slot[K], epoch uint64) {
 	for {
-		p := t.page(&s.addr, epoch)
-		if p.n < pageFull || t.get(&s.addr) != nil {
-			if p.put(s) {
+		h := s.addr.hash()
+		p := t.own(pageOf(h, t.size), epoch)
+		if p.n < pageFull || t.find(s.addr, h).rec != nil {
+			if p.put(s, h) {
 				t.count++
 			}
 			return
@@ -90,74 +190,63 @@ func (t *addrTable) put(s slot, epoch uint64) {
 }
 
 // delete removes an address if it is there.
-func (t *addrTable) delete(a *flow.Addr, epoch uint64) {
-	if t.get(a) == nil {
+func (t *pages[K]) delete(a K, epoch uint64) {
+	h := a.hash()
+	if t.find(a, h).rec == nil {
 		return
 	}
 	t.count--
 	// Probing must not meet holes: lay the page out anew.
-	old := t.dir[t.index(a)]
-	fresh := &addrPage{epoch: epoch}
+	n := int(pageOf(h, t.size))
+	old := *t.dir.at(n)
+	fresh := &page[K]{epoch: epoch}
 	for i := range old.slots {
-		if s := &old.slots[i]; s.rec != nil && s.addr != *a {
-			fresh.put(*s)
+		if s := &old.slots[i]; s.rec != nil && s.addr != a {
+			fresh.put(*s, s.addr.hash())
 		}
 	}
-	t.ownDir(epoch)
-	t.dir[t.index(a)] = fresh
+	t.dir.set(n, fresh, epoch)
 }
 
-// each calls f for every address, in no order.
-func (t *addrTable) each(f func(*slot)) {
-	for _, p := range t.dir {
-		if p == nil {
-			continue
+func (t *pages[K]) each(f func(*slot[K])) {
+	t.dir.each(func(p **page[K]) {
+		if *p == nil {
+			return
 		}
-		for i := range p.slots {
-			if p.slots[i].rec != nil {
-				f(&p.slots[i])
+		for i := range (*p).slots {
+			if (*p).slots[i].rec != nil {
+				f(&(*p).slots[i])
 			}
 		}
+	})
+}
+
+// own returns page n, ready to be written.
+func (t *pages[K]) own(n, epoch uint64) *page[K] {
+	old := *t.dir.at(int(n))
+	if old != nil && old.epoch == epoch {
+		return old
 	}
-}
-
-func (t *addrTable) index(a *flow.Addr) uint64 {
-	return hashAddr(a) >> (t.shift & 63) & uint64(len(t.dir)-1)
-}
-
-func (t *addrTable) ownDir(epoch uint64) {
-	if t.epoch != epoch {
-		t.dir = append([]*addrPage(nil), t.dir...)
-		t.epoch = epoch
+	fresh := &page[K]{}
+	if old != nil {
+		*fresh = *old
 	}
+	fresh.epoch = epoch
+	t.dir.set(int(n), fresh, epoch)
+	return fresh
 }
 
-// page returns the address's page, ready to be written.
-func (t *addrTable) page(a *flow.Addr, epoch uint64) *addrPage {
-	t.ownDir(epoch)
-	i := t.index(a)
-	switch old := t.dir[i]; {
-	case old == nil:
-		t.dir[i] = &addrPage{epoch: epoch}
-	case old.epoch != epoch:
-		fresh := *old
-		fresh.epoch = epoch
-		t.dir[i] = &fresh
-	}
-	return t.dir[i]
-}
-
-// grow doubles the directory. It visits every address; that it is needed at all
-// takes as many additions as the table had addresses.
-func (t *addrTable) grow(epoch uint64) {
-	bigger := newAddrTable(2*len(t.dir)*pageFill, epoch)
-	t.each(func(s *slot) { bigger.put(*s, epoch) })
+// grow makes the table half as large again. It visits every address; that it is
+// needed takes about half as many additions as the table had addresses.
+func (t *pages[K]) grow(epoch uint64) {
+	bigger := newPages[K](int(t.size)*pageFill*3/2+pageFill, epoch)
+	t.each(func(s *slot[K]) { bigger.put(*s, epoch) })
 	*t = bigger
 }
 
 // put reports whether the address is new to the page.
-func (p *addrPage) put(s slot) bool {
-	for i := hashAddr(&s.addr); ; i++ {
+func (p *page[K]) put(s slot[K], h uint64) bool {
+	for i := h >> placeShift; ; i++ {
 		at := &p.slots[i%pageSlots]
 		if at.rec == nil || at.addr == s.addr {
 			fresh := at.rec == nil
@@ -168,4 +257,15 @@ func (p *addrPage) put(s slot) bool {
 			return fresh
 		}
 	}
+}
+
+// bytes returns what the pages occupy, without records.
+func (t *pages[K]) bytes() int {
+	n := 8 * len(t.dir.dir) * (chunkSize + 2)
+	t.dir.each(func(p **page[K]) {
+		if *p != nil {
+			n += int(reflect.TypeFor[page[K]]().Size())
+		}
+	})
+	return n
 }

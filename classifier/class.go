@@ -45,8 +45,8 @@ func (s *subject) matchKey(d flow.Direction, p *peerClass, ms []match, key []byt
 		return key
 	}
 	key = append(key, byte(p.kind))
-	if p.rep != nil {
-		for _, np := range p.rep.Ports {
+	if rep := p.rep(); rep != nil {
+		for _, np := range rep.Ports {
 			key = binary.AppendUvarint(key, uint64(len(np.Name)))
 			key = append(append(key, np.Name...), byte(np.Proto), byte(np.Port>>8), byte(np.Port))
 		}
@@ -57,7 +57,7 @@ func (s *subject) matchKey(d flow.Direction, p *peerClass, ms []match, key []byt
 // candidates resolves the named ports of matching rules.
 func (s *subject) candidates(d flow.Direction, p *peerClass, ms []match) []candidate {
 	out := make([]candidate, 0, len(ms))
-	dst := p.rep // destination: its named ports count
+	dst := p.rep() // destination: its named ports count
 	if d == flow.Ingress {
 		dst = s.rep
 	}
@@ -109,7 +109,7 @@ func (r *ruleEntry) matchPeers(s *subject, p *peerClass) certainty {
 		var ok bool
 		switch peer.Kind {
 		case rule.PeerPods:
-			ok = p.kind == peerPod && peer.Pods.Matches(p.rep) && peer.Relation.Holds(s.rep, p.rep)
+			ok = p.kind == peerPod && peer.Pods.Matches(p.identity.rep) && peer.Relation.Holds(s.rep, p.identity.rep)
 		case rule.PeerBlock:
 			ok = (p.kind != peerPod || !peer.Block.NoPods) && p.leaf.inBlock(&peer.Block)
 		case rule.PeerSet:

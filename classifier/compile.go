@@ -55,7 +55,7 @@ func (l *Live) report(old, t *Table, began time.Time) *Report {
 	}
 	for d := range r.SubjectClasses {
 		r.SubjectClasses[d] = len(l.subjects)
-		r.PeerClasses[d] = len(l.peers) + r.Prefixes + 2 // no prefix, unknown
+		r.PeerClasses[d] = l.peerCount + r.Prefixes + 2 // no prefix, unknown
 	}
 	r.Elapsed = time.Since(began)
 	return r
@@ -70,7 +70,7 @@ func (l *Live) report(old, t *Table, began time.Time) *Report {
 // It costs about as much as a Lookup, fills no cell and may be called from any
 // number of goroutines. The report keeps both tables alive.
 func (r *Report) Affects(k flow.Key) bool {
-	if r.old == nil {
+	if r.old == nil || r.old.series != r.new.series {
 		return true
 	}
 	src, dst := r.new.resolve(&k.Src), r.new.resolve(&k.Dst)
@@ -79,11 +79,11 @@ func (r *Report) Affects(k flow.Key) bool {
 }
 
 // affected compares the classes of one side before (0) and after.
-func affected(d flow.Direction, subject0, peer0, subject, peer *slot) bool {
-	if !subject.local && !subject0.local {
+func affected(d flow.Direction, subject0, peer0, subject, peer party) bool {
+	if !subject.local() && !subject0.local() {
 		return false
 	}
-	if subject.local != subject0.local || peer.peer != peer0.peer {
+	if subject.local() != subject0.local() || peer.serial() != peer0.serial() {
 		return true
 	}
 	return subject.rec.subject.serial[d] != subject0.rec.subject.serial[d]
@@ -102,16 +102,11 @@ func (m MemoryUse) Total() int { return m.Addresses + m.Cells + m.Programs }
 
 // Memory returns what the table occupies now. It takes the lock of first touches.
 func (t *Table) Memory() MemoryUse {
-	const pageBytes, recordBytes = pageSlots*32 + 16, 32
-	u := MemoryUse{Addresses: 8 * len(t.addrs.dir)}
-	for _, p := range t.addrs.dir {
-		if p != nil {
-			u.Addresses += pageBytes + p.n*recordBytes
-		}
-	}
+	const recordBytes = 32
+	u := MemoryUse{Addresses: t.addrs.v4.bytes() + t.addrs.v6.bytes() + t.addrs.count()*recordBytes}
 	t.mem.mu.Lock()
 	defer t.mem.mu.Unlock()
-	u.Cells = len(t.mem.cells.Load().entries) * cellBytes
+	u.Cells = len(t.mem.cells.Load().words) * cellBytes
 	u.Programs = t.mem.bytes() - u.Cells
 	return u
 }

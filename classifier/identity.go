@@ -19,6 +19,9 @@ type identity struct {
 	hash uint64
 	next *identity // same hash
 	refs int
+	// peers are the classes of the identity, one for each leaf that has an
+	// address of such a pod: hardly ever more than one a family.
+	peers *peerClass
 }
 
 // identities finds the identity of a pod. Writer only.
@@ -106,23 +109,38 @@ const (
 )
 
 // peerClass is what policy can tell about the other side of a connection: who
-// it is and which prefixes contain it. Immutable but for refs. A serial is never
-// given to a second class.
+// it is and which prefixes contain it. Immutable but for next and refs, which are
+// the writer's. No second class gets its serial while a memory lasts.
 type peerClass struct {
-	serial uint32
-	kind   peerKind
-	rep    *rule.Endpoint // peerPod: any member
-	leaf   *leaf          // longest prefix of the policies that contains it
-	nodes  []string       // names of nodes that have the address
-	key    peerKey        // writer only
-	refs   int            // writer only; 0 for the classes of leaves
+	serial   uint32
+	kind     peerKind
+	refs     int32     // addresses; 0 for the classes of leaves
+	identity *identity // peerPod only
+	leaf     *leaf     // longest prefix of the policies that contains it
+	nodes    *nodeSet  // nodes that have the address; nil if none
+	next     *peerClass
 }
 
-// peerKey is equal for addresses that no policy can tell apart.
-type peerKey struct {
-	identity *identity // nil unless a pod
-	leaf     *leaf
-	nodes    string // joined
+// rep returns any member that is a pod, nil if the class is not of pods.
+func (c *peerClass) rep() *rule.Endpoint {
+	if c.identity == nil {
+		return nil
+	}
+	return c.identity.rep
+}
+
+// nodeSet is a set of node names, made once per set.
+type nodeSet struct {
+	names []string // sorted
+	peers *peerClass
+}
+
+func (n *nodeSet) has(name string) bool {
+	if n == nil || name == "" {
+		return false
+	}
+	_, ok := slices.BinarySearch(n.names, name)
+	return ok
 }
 
 // leaf stands for the addresses whose longest match among the prefixes of the
@@ -131,7 +149,7 @@ type peerKey struct {
 type leaf struct {
 	prefix netip.Prefix // invalid: matched by no prefix
 	sets   []uint32     // sets that contain the addresses, sorted
-	slot   slot         // what addresses outside the cluster resolve to
+	party  party        // what addresses outside the cluster resolve to
 }
 
 // in reports whether the leaf's addresses lie in p. Either none or all do if
@@ -163,7 +181,7 @@ type record struct {
 // subject is what policies ask of a policed pod: the rules and isolations that
 // select it, by direction. Immutable: a change of policy makes another subject.
 type subject struct {
-	serial     [2]uint32 // never given to a second subject, direction or list of rules
+	serial     [2]uint32 // like peerClass.serial; another one for every list of rules
 	rules      [2][]*ruleEntry
 	isolations [2][]*isolationEntry
 	staged     [2]bool        // some rule or isolation is audit-only

@@ -3,7 +3,6 @@ package classifier
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net/netip"
 	"strconv"
 	"sync"
@@ -31,9 +30,11 @@ type Live struct {
 
 	opt      Options
 	building bool
-	serial   uint32
 	mem      *memory
-	named    [256]int // how many L4s name a protocol
+	limits   serialLimits
+
+	subjectSerial, peerSerial uint32   // last ones given
+	named                     [256]int // how many L4s name a protocol
 
 	policies   map[PolicyRef]*policyEntry
 	scopes     scopeIndex
@@ -48,7 +49,8 @@ type Live struct {
 	podCount   int
 	podSlots   numbers
 	identities identities
-	peers      map[peerKey]*peerClass
+	peerCount  int
+	nodeSets   map[string]*nodeSet
 	contested  map[flow.Addr][]*pod // addresses of more than one pod
 	nodes      map[string]*nodeEntry
 	nodeSlots  numbers
@@ -120,7 +122,7 @@ func build(set rule.Set, world *rule.World, opt Options) (*Live, *Report, error)
 		return nil, nil, fmt.Errorf("compile policy: %w", err)
 	}
 	set.Sort()
-	l := &Live{opt: opt}
+	l := &Live{opt: opt, limits: defaultLimits}
 	l.fill(&set, world)
 	t := l.publish(opt.Generation)
 	return l, l.report(nil, t, began), nil
@@ -131,31 +133,43 @@ func (l *Live) fill(set *rule.Set, world *rule.World) {
 	l.building = true
 	defer func() { l.building = false }()
 	l.epoch++
-	l.serial, l.mem, l.named = 0, nil, [256]int{}
+	series := l.s.series + 1
+	l.subjectSerial, l.peerSerial, l.peerCount, l.mem, l.named = 0, 0, 0, nil, [256]int{}
 	l.policies = make(map[PolicyRef]*policyEntry, len(set.Rules)/2)
 	l.scopes = scopeIndex{}
 	l.subjects, l.changed, l.dead = map[subjectKey]*subjectUse{}, nil, nil
 	l.ruleIDs, l.isolationIDs, l.podSlots, l.nodeSlots = numbers{}, numbers{}, numbers{}, numbers{}
 	l.namespaces, l.podCount = map[string]map[string]*pod{}, 0
 	l.identities = newIdentities(len(world.Endpoints) / 4)
-	l.peers = make(map[peerKey]*peerClass, len(world.Endpoints)/4)
+	l.nodeSets = map[string]*nodeSet{}
 	l.contested, l.nodeClaims = map[flow.Addr][]*pod{}, map[flow.Addr][]nodeClaim{}
 	l.nodes, l.podCIDRs, l.regions = map[string]*nodeEntry{}, map[netip.Prefix]int{}, map[netip.Prefix]int{}
 	l.sets, l.uses = map[string]*addrSet{}, map[netip.Prefix]*prefixUse{}
 	l.touched, l.idle = map[netip.Prefix]bool{}, map[netip.Prefix]struct{}{}
 	l.prefixEpoch = l.epoch
 
-	n := len(world.Nodes)
+	v4, v6 := 0, 0
+	count := func(addrs []netip.Addr) {
+		for _, a := range addrs {
+			if a.Is4() {
+				v4++
+			} else {
+				v6++
+			}
+		}
+	}
+	for i := range world.Nodes {
+		count(world.Nodes[i].Addrs)
+	}
 	for i := range world.Endpoints {
-		n += len(world.Endpoints[i].Addrs)
+		count(world.Endpoints[i].Addrs)
 	}
 	l.s = state{
-		node: world.Node, addrs: newAddrTable(n, l.epoch), prefixes: newPrefixes(), podCIDRs: new(bart.Lite),
+		series: series, node: world.Node, addrs: newAddrTable(v4, v6, l.epoch), prefixes: newPrefixes(), podCIDRs: new(bart.Lite),
 		vips: vipSet(world.VIPs), vipList: world.VIPs,
 	}
 	l.s.none = l.newLeaf(netip.Prefix{})
-	l.s.unknown = slot{rec: &record{peer: &peerClass{serial: l.newSerial(), kind: peerUnknown, leaf: l.s.none}}}
-	l.s.unknown.peer = l.s.unknown.rec.peer.serial
+	l.s.unknown = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerUnknown, leaf: l.s.none}})
 	for _, p := range wellKnown {
 		l.prefixUse(p)
 		l.putLeaf(l.newLeaf(p))
@@ -218,10 +232,8 @@ func (l *Live) Apply(d *Delta) (*Table, *Report, error) {
 	if gen <= old.generation {
 		return nil, nil, fmt.Errorf("update policy: generation %d does not follow %d", gen, old.generation)
 	}
-	if l.serial > math.MaxUint32-1<<28 {
-		l.renumber()
-	}
 	l.epoch++
+	l.renumber()
 	for i := range d.Policies {
 		set := &d.Policies[i].Set
 		l.replacePolicy(d.Policies[i].Ref, set)
@@ -291,7 +303,7 @@ func (l *Live) publish(gen uint64) *Table {
 		for p := range u.pods {
 			for _, a := range p.ep.Addrs {
 				key := flow.AddrFrom(a)
-				if s := l.s.addrs.get(&key); s != nil && s.rec.pod == p {
+				if rec := l.s.addrs.get(&key).rec; rec != nil && rec.pod == p {
 					l.place(key, p)
 				}
 			}
@@ -332,17 +344,45 @@ func (l *Live) ensureMemory() {
 	}
 }
 
-// renumber starts over when serials run out, which takes four thousand million
-// classes.
+// serialLimits say when numbering begins again.
+type serialLimits struct{ subject, peer uint32 }
+
+// defaultLimits leave what one Delta may need: a new class for every address and
+// for every subject, twice.
+var defaultLimits = serialLimits{maxSerial / 2, maxSerial / 2}
+
+// renumber begins a new series of serials when they run low. Tables of the old
+// series keep their memory; those of the new one start with an empty one. For
+// subjects, of which there are few, that is all. To number the peers again
+// everything is built again, once in some four million new classes.
 func (l *Live) renumber() {
-	t := l.current.Load()
-	set := t.Policy()
-	l.fill(&set, t.World())
+	if l.peerSerial > l.limits.peer {
+		t := l.current.Load()
+		set := t.Policy()
+		l.fill(&set, t.World())
+		l.epoch++
+		return
+	}
+	if l.subjectSerial <= l.limits.subject {
+		return
+	}
+	l.s.series++
+	l.subjectSerial, l.mem, l.dead = 0, nil, nil
+	for _, u := range l.subjects {
+		s := l.ownSubject(u)
+		s.serial = [2]uint32{l.newSubjectSerial(), l.newSubjectSerial()}
+		u.renewed = [2]uint64{l.epoch, l.epoch}
+	}
 }
 
-func (l *Live) newSerial() uint32 {
-	l.serial++
-	return l.serial
+func (l *Live) newSubjectSerial() uint32 {
+	l.subjectSerial++
+	return l.subjectSerial
+}
+
+func (l *Live) newPeerSerial() uint32 {
+	l.peerSerial++
+	return l.peerSerial
 }
 
 func (l *Live) retire(serial uint32) { l.dead = append(l.dead, serial) }

@@ -7,96 +7,86 @@ import (
 	"github.com/tierwall/tierwall/classifier/flow"
 )
 
-// cells remembers answers: (subject serial, peer serial) → value. A value is a
-// program's index, or an outcome where the outcome is the same for every
-// protocol and port. It is a cache: nothing depends on an entry being there, and
-// an entry that is there is right for every Table, because serials are never
-// used twice.
+// cells remembers answers: (subject serial, peer serial) → program. It is a
+// cache: nothing depends on a cell being there, and one that is there is right
+// for every table of the memory, because no serial is used twice while the
+// memory lasts.
 //
-// Readers take no lock. An entry is two words: a reader believes it if the key is
-// its own and the value, which carries a count of the entry's writes, was the
-// same before and after looking at the key.
+// A cell is one word, so readers need no lock and never see half of one:
+//
+//	63          41           18          0
+//	[ subject 23 | peer 23    | program 18 ]
+//
+// Zero is an empty cell: serials begin at 1.
 type cells struct {
-	entries []cell
-	shift   uint
-	used    int // guarded by memory.mu
-	full    bool
-	hand    uint64
-}
-
-type cell struct {
-	key atomic.Uint64 // subject serial<<32 | peer serial; 0 empty, cellBusy being written
-	val atomic.Uint64 // writes<<32 | value
+	words []atomic.Uint64
+	shift uint
+	used  int    // guarded by memory.mu
+	hand  uint64 // guarded by memory.mu: which cell to evict next
 }
 
 const (
-	cellBusy   = ^uint64(0)
-	cellBytes  = 16
-	cellWindow = 16 // entries probed before giving up
+	serialBits  = 23
+	programBits = 64 - 2*serialBits
+	maxSerial   = 1<<serialBits - 1
+	maxPrograms = 1 << programBits
+
+	cellBytes  = 8
+	cellWindow = 16 // cells probed before giving up
 	firstCells = 1 << 10
-	constValue = 1 << 31 // the value is an outcome, not a program
 )
+
+func cellKey(subject, peer uint32) uint64 { return uint64(subject)<<serialBits | uint64(peer) }
 
 func newCells(n int) *cells {
 	shift := uint(64)
 	for s := 1; s < n; s *= 2 {
 		shift--
 	}
-	return &cells{entries: make([]cell, n), shift: shift}
+	return &cells{words: make([]atomic.Uint64, n), shift: shift}
 }
 
 func (c *cells) start(key uint64) uint64 {
-	h := (key ^ key>>32) * 0x9e3779b97f4a7c15
-	return h >> (c.shift & 63)
+	return key * 0x9e3779b97f4a7c15 >> (c.shift & 63)
 }
 
-// get returns the value for a key; 0 if there is none.
+// get returns the program for a key; 0 if there is none.
 func (c *cells) get(key uint64) uint32 {
-	mask := uint64(len(c.entries) - 1)
+	mask := uint64(len(c.words) - 1)
 	i := c.start(key)
 	for end := i + cellWindow; i < end; i++ {
-		e := &c.entries[i&mask]
-		v := e.val.Load()
-		switch e.key.Load() {
-		case key:
-			if e.val.Load() == v {
-				return uint32(v)
-			}
-			return 0
-		case 0:
-			return 0
+		w := c.words[i&mask].Load()
+		if w>>programBits == key {
+			return uint32(w & (maxPrograms - 1))
+		}
+		if w == 0 {
+			break
 		}
 	}
 	return 0
 }
 
-// put writes an entry. It reports false if it found no room and evicting is not
+// put writes a cell. It reports false if it found no room and evicting is not
 // allowed. The caller holds memory.mu.
-func (c *cells) put(key uint64, value uint32, evict bool) bool {
-	mask := uint64(len(c.entries) - 1)
+func (c *cells) put(key uint64, program uint32, evict bool) bool {
+	mask := uint64(len(c.words) - 1)
 	first := c.start(key)
-	at := -1
+	word := key<<programBits | uint64(program)
 	for i := first; i < first+cellWindow; i++ {
-		if k := c.entries[i&mask].key.Load(); k == 0 || k == key {
-			at = int(i & mask)
-			break
+		switch w := c.words[i&mask].Load(); {
+		case w == 0:
+			c.used++
+			fallthrough
+		case w>>programBits == key:
+			c.words[i&mask].Store(word)
+			return true
 		}
 	}
-	if at < 0 {
-		if !evict {
-			return false
-		}
+	if evict {
 		c.hand++
-		at = int((first + c.hand%cellWindow) & mask)
+		c.words[(first+c.hand%cellWindow)&mask].Store(word)
 	}
-	e := &c.entries[at]
-	if e.key.Load() == 0 {
-		c.used++
-	}
-	e.key.Store(cellBusy)
-	e.val.Store((e.val.Load()>>32+1)<<32 | uint64(value))
-	e.key.Store(key)
-	return true
+	return evict
 }
 
 // memory is what consecutive tables of one Live share: the cells and what they
@@ -104,7 +94,7 @@ func (c *cells) put(key uint64, value uint32, evict bool) bool {
 // memory of its own, empty, and older tables keep theirs.
 type memory struct {
 	cells    atomic.Pointer[cells]
-	programs atomic.Pointer[[]program] // index 0 is unused
+	programs atomic.Pointer[[]program] // the first is unused
 	outcomes atomic.Pointer[[]*Outcome]
 
 	slots  [256]uint8   // protocol → program slot
@@ -114,7 +104,7 @@ type memory struct {
 	mu           sync.Mutex // guards writing of all of the above and what follows
 	outcomeIDs   map[string]OutcomeID
 	programIDs   map[string]uint32
-	bySubject    map[uint32]map[string]uint32 // subject serial → which rules match → value
+	bySubject    map[uint32]map[string]uint32 // subject serial → which rules match → program
 	programBytes int
 	indexBytes   int // keys and entries of bySubject
 }
@@ -122,6 +112,7 @@ type memory struct {
 // DefaultMemoryBudget bounds the cells, programs and outcomes of a table.
 const DefaultMemoryBudget = 64 << 20
 
+// newMemory makes an empty memory. named counts the L4s that name a protocol.
 func newMemory(budget int, named *[256]int) *memory {
 	if budget <= 0 {
 		budget = DefaultMemoryBudget
@@ -158,42 +149,30 @@ func (m *memory) assignSlots(named *[256]int) {
 	}
 }
 
-// store remembers a value. The caller holds m.mu.
-func (m *memory) store(key uint64, value uint32) {
-	c := m.cells.Load()
+// store remembers a program for a cell. The caller holds m.mu.
+func (m *memory) store(key uint64, program uint32) {
 	for {
-		n := len(c.entries)
-		canGrow := 2*n*cellBytes <= m.cellBudget()
-		if canGrow && 2*c.used >= n {
-			c = m.growCells(c)
-			continue
-		}
-		if c.put(key, value, !canGrow) {
+		c := m.cells.Load()
+		n := len(c.words)
+		canGrow := 2*n*cellBytes <= m.budget/4*3 // the rest is for what cells refer to
+		if !(canGrow && 2*c.used >= n) && c.put(key, program, !canGrow) {
 			return
 		}
-		c = m.growCells(c)
+		m.growCells(c)
 	}
 }
 
-// cellBudget leaves a quarter to programs, outcomes and their index.
-func (m *memory) cellBudget() int { return m.budget / 4 * 3 }
-
 // growCells doubles the array and leaves out what belongs to subjects that are
 // no more.
-func (m *memory) growCells(old *cells) *cells {
-	bigger := newCells(2 * len(old.entries))
-	for i := range old.entries {
-		e := &old.entries[i]
-		k := e.key.Load()
-		if k == 0 {
-			continue
-		}
-		if _, alive := m.bySubject[uint32(k>>32)]; alive {
-			bigger.put(k, uint32(e.val.Load()), true)
+func (m *memory) growCells(old *cells) {
+	bigger := newCells(2 * len(old.words))
+	for i := range old.words {
+		w := old.words[i].Load()
+		if _, alive := m.bySubject[uint32(w>>(programBits+serialBits))]; alive && w != 0 {
+			bigger.put(w>>programBits, uint32(w&(maxPrograms-1)), true)
 		}
 	}
 	m.cells.Store(bigger)
-	return bigger
 }
 
 // Sizes of map entries with what they point to, measured on generated clusters;
@@ -205,7 +184,13 @@ const (
 
 // bytes returns what the memory holds. The caller holds m.mu.
 func (m *memory) bytes() int {
-	return len(m.cells.Load().entries)*cellBytes + m.programBytes + m.indexBytes + len(m.outcomeIDs)*outcomeBytes
+	return len(m.cells.Load().words)*cellBytes + m.programBytes + m.indexBytes + len(m.outcomeIDs)*outcomeBytes
+}
+
+// full reports whether programs must not be added any more: the next table will
+// have a new memory. The caller holds m.mu.
+func (m *memory) full() bool {
+	return m.programBytes+m.indexBytes+len(m.outcomeIDs)*outcomeBytes > m.budget/4 || len(*m.programs.Load()) >= maxPrograms
 }
 
 // forget drops what was remembered for building cells of subjects that no newer

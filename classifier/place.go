@@ -31,6 +31,8 @@ type subjectUse struct {
 	cur   *subject
 	epoch uint64 // cur was made in it
 	pods  map[*pod]struct{}
+
+	renewed [2]uint64 // epochs in which cur's serials were given
 }
 
 type subjectKey struct {
@@ -143,7 +145,7 @@ func (l *Live) takeSubject(p *pod) *subjectUse {
 	k := subjectKey{p.identity, p.ep.Node}
 	u := l.subjects[k]
 	if u == nil {
-		u = &subjectUse{key: k, cur: l.newSubject(p.ep), epoch: l.epoch, pods: map[*pod]struct{}{}}
+		u = &subjectUse{key: k, cur: l.newSubject(p.ep), epoch: l.epoch, pods: map[*pod]struct{}{}, renewed: [2]uint64{l.epoch, l.epoch}}
 		l.subjects[k] = u
 	}
 	u.pods[p] = struct{}{}
@@ -156,8 +158,8 @@ func (l *Live) claimPod(a netip.Addr, remove, add *pod) {
 	key := flow.AddrFrom(a)
 	list := l.contested[key]
 	contested := len(list) > 0
-	if s := l.s.addrs.get(&key); !contested && s != nil && s.rec.pod != nil {
-		list = []*pod{s.rec.pod}
+	if rec := l.s.addrs.get(&key).rec; !contested && rec != nil && rec.pod != nil {
+		list = []*pod{rec.pod}
 	}
 	list = slices.DeleteFunc(slices.Clone(list), func(p *pod) bool { return p == remove || p == add })
 	if add != nil {
@@ -191,7 +193,7 @@ func (l *Live) claimNode(a netip.Addr, c nodeClaim, add bool) {
 	} else {
 		delete(l.nodeClaims, key)
 	}
-	if s := l.s.addrs.get(&key); s == nil || s.rec.pod == nil {
+	if rec := l.s.addrs.get(&key).rec; rec == nil || rec.pod == nil {
 		l.place(key, nil)
 	}
 }
@@ -199,35 +201,30 @@ func (l *Live) claimNode(a netip.Addr, c nodeClaim, add bool) {
 // place writes the slot of an address for the pod that has it, or for the nodes
 // that claim it, or takes the slot out if nobody does.
 func (l *Live) place(a flow.Addr, p *pod) {
-	var before *peerClass
-	if s := l.s.addrs.get(&a); s != nil {
-		before = s.rec.peer
-	}
+	before := l.s.addrs.get(&a).rec
 	claims := l.nodeClaims[a]
 	if p == nil && len(claims) == 0 {
 		if before != nil {
-			l.s.addrs.delete(&a, l.epoch)
+			l.s.addrs.delete(a, l.epoch)
 			l.countRegion(a, -1)
-			l.dropPeer(before)
+			l.dropPeer(before.peer)
 		}
 		return
 	}
 	rec := &record{pod: p}
-	k := peerKey{leaf: l.leafOf(a)}
-	var nodes []string
 	if p != nil {
-		k.identity = p.identity
+		rec.peer = l.takePeer(&p.identity.peers, peerClass{kind: peerPod, identity: p.identity, leaf: l.leafOf(a)})
 		if p.use != nil {
 			rec.subject = p.use.cur
 		}
 	} else {
-		rec.node, nodes = l.nodesOf(claims)
-		k.nodes = strings.Join(nodes, "\x00")
+		node, nodes := l.nodesOf(claims)
+		rec.node = node
+		rec.peer = l.takePeer(&nodes.peers, peerClass{kind: peerOutside, leaf: l.leafOf(a), nodes: nodes})
 	}
-	rec.peer = l.takePeer(k, nodes)
-	l.s.addrs.put(slot{addr: a, peer: rec.peer.serial, local: rec.subject != nil, rec: rec}, l.epoch)
+	l.s.addrs.put(a, newParty(rec), l.epoch)
 	if before != nil {
-		l.dropPeer(before)
+		l.dropPeer(before.peer)
 	} else {
 		l.countRegion(a, 1)
 	}
@@ -242,7 +239,8 @@ func (l *Live) countRegion(a flow.Addr, n int) {
 
 // nodesOf returns the node to name for an address and the names that matter to
 // subjects: all of them offline, this node's otherwise.
-func (l *Live) nodesOf(claims []nodeClaim) (node *rule.Node, names []string) {
+func (l *Live) nodesOf(claims []nodeClaim) (node *rule.Node, set *nodeSet) {
+	var names []string
 	best := ""
 	for _, c := range claims {
 		if n := l.nodes[c.node]; n != nil && (node == nil || c.node < best) {
@@ -253,25 +251,46 @@ func (l *Live) nodesOf(claims []nodeClaim) (node *rule.Node, names []string) {
 		}
 	}
 	slices.Sort(names)
-	return node, slices.Compact(names)
+	names = slices.Compact(names)
+	key := strings.Join(names, "\x00")
+	if set = l.nodeSets[key]; set == nil {
+		set = &nodeSet{names: names}
+		l.nodeSets[key] = set
+	}
+	return node, set
 }
 
-func (l *Live) takePeer(k peerKey, nodes []string) *peerClass {
-	c := l.peers[k]
-	if c == nil {
-		c = &peerClass{serial: l.newSerial(), kind: peerOutside, leaf: k.leaf, nodes: nodes, key: k}
-		if k.identity != nil {
-			c.kind, c.rep = peerPod, k.identity.rep
+// takePeer finds a class in a list or adds it, and counts one more address.
+func (l *Live) takePeer(list **peerClass, want peerClass) *peerClass {
+	for c := *list; c != nil; c = c.next {
+		if c.leaf == want.leaf {
+			c.refs++
+			return c
 		}
-		l.peers[k] = c
 	}
-	c.refs++
+	want.serial, want.refs, want.next = l.newPeerSerial(), 1, *list
+	c := &want
+	*list = c
+	l.peerCount++
 	return c
 }
 
 func (l *Live) dropPeer(c *peerClass) {
-	if c.refs--; c.refs == 0 {
-		delete(l.peers, c.key)
+	if c.refs--; c.refs > 0 {
+		return
+	}
+	l.peerCount--
+	var at **peerClass
+	if c.identity != nil {
+		at = &c.identity.peers
+	} else {
+		at = &c.nodes.peers
+	}
+	for ; *at != nil; at = &(*at).next {
+		if *at == c {
+			*at = c.next
+			return
+		}
 	}
 }
 
@@ -335,7 +354,7 @@ func (l *Live) renameHosts(node string) {
 	for _, a := range slices.Collect(maps.Keys(l.nodeClaims)) {
 		for _, c := range l.nodeClaims[a] {
 			if c.node == node && c.pod != "" {
-				if s := l.s.addrs.get(&a); s == nil || s.rec.pod == nil {
+				if rec := l.s.addrs.get(&a).rec; rec == nil || rec.pod == nil {
 					l.place(a, nil)
 				}
 				break

@@ -198,8 +198,11 @@ func (l *Live) editSubject(u *subjectUse, old, fresh *policyEntry) {
 				isolations = slices.Insert(isolations, at, i)
 			}
 		}
-		l.retire(s.serial[d])
-		s.rules[d], s.isolations[d], s.serial[d] = rules, isolations, l.newSerial()
+		if u.renewed[d] != l.epoch { // else no table has the serial yet
+			l.retire(s.serial[d])
+			s.serial[d], u.renewed[d] = l.newSubjectSerial(), l.epoch
+		}
+		s.rules[d], s.isolations[d] = rules, isolations
 		s.setStaged(d)
 	}
 }
@@ -227,7 +230,7 @@ func (l *Live) newSubject(e *rule.Endpoint) *subject {
 		slices.SortFunc(s.rules[d], compareRules)
 		slices.SortFunc(s.isolations[d], compareIsolations)
 		s.rules[d], s.isolations[d] = slices.Clip(s.rules[d]), slices.Clip(s.isolations[d])
-		s.serial[d] = l.newSerial()
+		s.serial[d] = l.newSubjectSerial()
 		s.setStaged(d)
 	}
 	return s

@@ -190,9 +190,9 @@ func (l *Live) flushPrefixes() {
 		}
 	}
 	for _, p := range moved {
-		l.eachKnown(p, func(s *slot) {
-			if s.rec.peer.leaf != l.leafOf(s.addr) {
-				l.place(s.addr, s.rec.pod)
+		l.eachKnown(p, func(a flow.Addr, rec *record) {
+			if rec.peer.leaf != l.leafOf(a) {
+				l.place(a, rec.pod)
 			}
 		})
 	}
@@ -235,8 +235,7 @@ func (l *Live) newLeaf(p netip.Prefix) *leaf {
 		slices.Sort(f.sets)
 		f.sets = slices.Clip(slices.Compact(f.sets))
 	}
-	class := &peerClass{serial: l.newSerial(), kind: peerOutside, leaf: f}
-	f.slot = slot{peer: class.serial, rec: &record{peer: class}}
+	f.party = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerOutside, leaf: f}})
 	return f
 }
 
@@ -297,27 +296,27 @@ func (l *Live) anyKnown(p netip.Prefix) bool {
 
 // eachKnown calls f for every known address in p: one by one in a small prefix,
 // else by visiting all there are. f may write.
-func (l *Live) eachKnown(p netip.Prefix, f func(*slot)) {
+func (l *Live) eachKnown(p netip.Prefix, f func(flow.Addr, *record)) {
 	if !l.anyKnown(p) {
 		return
 	}
-	if n := hostBits(p); n < 24 && 1<<n < l.s.addrs.count {
+	if n := hostBits(p); n < 24 && 1<<n < l.s.addrs.count() {
 		for a, i := p.Addr(), 0; i < 1<<n; a, i = a.Next(), i+1 {
 			key := flow.AddrFrom(a)
-			if s := l.s.addrs.get(&key); s != nil {
-				f(s)
+			if rec := l.s.addrs.get(&key).rec; rec != nil {
+				f(key, rec)
 			}
 		}
 		return
 	}
-	var found []*slot
-	l.s.addrs.each(func(s *slot) {
-		if p.Contains(s.addr.Netip()) {
-			found = append(found, s)
+	var found []flow.Addr
+	l.s.addrs.each(func(a flow.Addr, _ *record) {
+		if p.Contains(a.Netip()) {
+			found = append(found, a)
 		}
 	})
-	for _, s := range found {
-		f(s)
+	for _, a := range found {
+		f(a, l.s.addrs.get(&a).rec)
 	}
 }
 

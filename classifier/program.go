@@ -17,7 +17,7 @@ import (
 // in the top 16 bits and its outcome in the low 32. Nearly all rules ignore
 // source ports. The intervals of those that do not carry, in place of the
 // outcome, subRef and the place of a list of source-port intervals, headed by
-// its length.
+// its length. A program that is the same for everything is one word, the outcome.
 type program []uint64
 
 const (
@@ -79,61 +79,56 @@ func (m *portMatch) hasProto(p flow.Proto) bool { return m.proto == flow.AnyProt
 // they come to.
 func (t *Table) fill(d flow.Direction, s *subject, p *peerClass, k *flow.Key) OutcomeID {
 	m := t.mem
-	key := cellKey(s.serial[d], p.serial)
-	if d == flow.Ingress && s.node != "" && slices.Contains(p.nodes, s.node) {
-		m.mu.Lock()
-		m.store(key, constValue|uint32(outcomeNodeLocal))
-		m.mu.Unlock()
-		return outcomeNodeLocal
-	}
 	var (
 		msBuf  [32]match
 		keyBuf [64]byte
+		ms     []match
+		text   = append(keyBuf[:0], 'n')
 	)
-	ms := s.matches(d, p, msBuf[:0])
-	text := s.matchKey(d, p, ms, keyBuf[:0])
+	nodeLocal := d == flow.Ingress && p.nodes.has(s.node)
+	if !nodeLocal {
+		ms = s.matches(d, p, msBuf[:0])
+		text = s.matchKey(d, p, ms, keyBuf[:0])
+	}
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	known := m.bySubject[s.serial[d]]
-	value, ok := known[string(text)]
+	id, ok := known[string(text)]
 	if !ok {
-		cands := s.candidates(d, p, ms)
-		if m.programBytes > m.budget/8 { // serve it, but do not grow
-			return m.internOutcome(walk(d, s, cands, k.Proto, k.DstPort, k.SrcPort))
+		switch {
+		case nodeLocal:
+			id = m.internProgram(program{uint64(outcomeNodeLocal)})
+		case m.full():
+			return m.internOutcome(walk(d, s, s.candidates(d, p, ms), k.Proto, k.DstPort, k.SrcPort))
+		default:
+			id = m.internProgram(m.buildProgram(d, s, s.candidates(d, p, ms)))
 		}
-		value = m.internProgram(m.buildProgram(d, s, cands))
 		if known == nil {
 			known = map[string]uint32{}
 			m.bySubject[s.serial[d]] = known
 		}
-		known[string(text)] = value
+		known[string(text)] = id
 		m.indexBytes += len(text) + entryBytes
 	}
-	m.store(key, value)
-	return m.outcome(value, k)
+	m.store(cellKey(s.serial[d], p.serial), id)
+	return m.outcome(id, k)
 }
 
-// outcome applies a cell's value to a connection.
-func (m *memory) outcome(value uint32, k *flow.Key) OutcomeID {
-	if value&constValue != 0 {
-		return OutcomeID(value &^ constValue)
+// outcome applies a program to a connection.
+func (m *memory) outcome(id uint32, k *flow.Key) OutcomeID {
+	p := (*m.programs.Load())[id]
+	if len(p) == 1 {
+		return OutcomeID(p[0])
 	}
-	return (*m.programs.Load())[value].lookup(m.slots[k.Proto], k.DstPort, k.SrcPort)
+	return p.lookup(m.slots[k.Proto], k.DstPort, k.SrcPort)
 }
 
-func cellKey(subject, peer uint32) uint64 { return uint64(subject)<<32 | uint64(peer) }
-
-// internProgram returns the value that stands for a program: the outcome itself
-// if there is only one. The caller holds m.mu.
+// internProgram returns the number of an equal program, adding it if new. The
+// caller holds m.mu.
 func (m *memory) internProgram(p program) uint32 {
-	first := uint32(p[len(m.protos)])
-	constant := first&subRef == 0
-	for i := range m.protos {
-		constant = constant && uint32(p[i]) == 1 && uint32(p[p[i]>>32]) == first
-	}
-	if constant {
-		return constValue | first
+	if p.constant(len(m.protos)) {
+		p = program{uint64(uint32(p[len(p)-1]))}
 	}
 	key := p.key()
 	id, ok := m.programIDs[key]
@@ -145,6 +140,19 @@ func (m *memory) internProgram(p program) uint32 {
 		m.programBytes += 8*cap(p) + len(key) + entryBytes
 	}
 	return id
+}
+
+// constant reports whether a program has the same outcome for everything.
+func (p program) constant(slots int) bool {
+	if len(p) != 2*slots {
+		return false
+	}
+	for _, iv := range p[slots:] {
+		if uint32(iv) != uint32(p[slots]) || iv&subRef != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // buildProgram decides every interval. The caller holds m.mu.

@@ -24,12 +24,13 @@ type Table struct {
 // state is what tables and the writer have in common: persistent values of which
 // a version is made by copying the struct.
 type state struct {
+	series   uint64 // serials of different series do not compare
 	node     string
 	addrs    addrTable          // pods and nodes, exact
 	prefixes *bart.Table[*leaf] // prefixes that policies mention
 	none     *leaf              // matched by no prefix
 	podCIDRs *bart.Lite         // addresses in here without a slot are unknown
-	unknown  slot               // the unknown address
+	unknown  party              // the unknown address
 	vips     map[flow.Addr]struct{}
 	vipList  []netip.Addr
 
@@ -61,10 +62,10 @@ type lazyWorld struct {
 func (t *Table) Lookup(k flow.Key) Decision {
 	src, dst := t.resolve(&k.Src), t.resolve(&k.Dst)
 	eg, in := outcomeNotLocal, outcomeNotLocal
-	if src.local {
+	if src.local() {
 		eg = t.decide(flow.Egress, src, dst, &k)
 	}
-	if dst.local {
+	if dst.local() {
 		in = t.decide(flow.Ingress, dst, src, &k)
 	}
 	v := eg.verdict()
@@ -74,35 +75,35 @@ func (t *Table) Lookup(k flow.Key) Decision {
 	return Decision{Verdict: v, Egress: eg, Ingress: in, Audit: (eg|in)&outcomeAudit != 0}
 }
 
-func (t *Table) decide(d flow.Direction, subject, peer *slot, k *flow.Key) OutcomeID {
-	if subject == peer {
-		return outcomeSelf
+func (t *Table) decide(d flow.Direction, subject, peer party, k *flow.Key) OutcomeID {
+	if subject.rec == peer.rec {
+		return outcomeSelf // a record is of one address
 	}
 	s := subject.rec.subject
-	v := t.mem.cells.Load().get(cellKey(s.serial[d], peer.peer))
+	v := t.mem.cells.Load().get(cellKey(s.serial[d], peer.serial()))
 	if v == 0 {
 		return t.fill(d, s, peer.rec.peer, k)
 	}
 	return t.mem.outcome(v, k)
 }
 
-// resolve maps an address to its slot: exact, unknown, or by prefix.
-func (t *Table) resolve(a *flow.Addr) *slot {
-	if s := t.addrs.get(a); s != nil {
-		return s
+// resolve maps an address to its party: exact, unknown, or by prefix.
+func (t *Table) resolve(a *flow.Addr) party {
+	if p := t.addrs.get(a); p.rec != nil {
+		return p
 	}
 	return t.resolveFar(a)
 }
 
-func (t *Table) resolveFar(a *flow.Addr) *slot {
+func (t *Table) resolveFar(a *flow.Addr) party {
 	ip := a.Netip()
 	if t.podCIDRs.Lookup(ip) {
-		return &t.unknown
+		return t.unknown
 	}
 	if leaf, ok := t.prefixes.Lookup(ip); ok {
-		return &leaf.slot
+		return leaf.party
 	}
-	return &t.none.slot
+	return t.none.party
 }
 
 // Generation returns Options.Generation or Delta.Generation.
@@ -179,16 +180,16 @@ func (t *Table) Isolation(i int32) *rule.Isolation { return *t.isolations.at(int
 // Endpoint returns the pod that has the address as its own, or nil. Addresses
 // shared by host-network pods belong to the node and yield nil.
 func (t *Table) Endpoint(a flow.Addr) *rule.Endpoint {
-	if s := t.addrs.get(&a); s != nil && s.rec.pod != nil {
-		return s.rec.pod.ep
+	if rec := t.addrs.get(&a).rec; rec != nil && rec.pod != nil {
+		return rec.pod.ep
 	}
 	return nil
 }
 
 // NodeOf returns the node that has the address, or nil.
 func (t *Table) NodeOf(a flow.Addr) *rule.Node {
-	if s := t.addrs.get(&a); s != nil {
-		return s.rec.node
+	if rec := t.addrs.get(&a).rec; rec != nil {
+		return rec.node
 	}
 	return nil
 }
@@ -219,12 +220,12 @@ func (t *Table) makeLists() {
 		for _, p := range t.lists.pods {
 			for _, a := range p.ep.Addrs {
 				key := flow.AddrFrom(a)
-				s := t.addrs.get(&key)
-				if s == nil || s.rec.pod != p {
+				rec := t.addrs.get(&key).rec
+				if rec == nil || rec.pod != p {
 					continue // another pod has it
 				}
 				t.lists.locals = append(t.lists.locals, a)
-				if s.rec.subject.selected() {
+				if rec.subject.selected() {
 					t.lists.selected = append(t.lists.selected, a)
 				}
 			}

@@ -66,7 +66,7 @@ func (t *Table) Explain(k flow.Key) *Trace {
 	return tr
 }
 
-func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer *slot, k *flow.Key) TraceSide {
+func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer party, k *flow.Key) TraceSide {
 	side := TraceSide{Outcome: t.Outcome(id)}
 	switch side.Outcome.Reason {
 	case ReasonNotLocal, ReasonSelf, ReasonNodeLocal:
