@@ -1,6 +1,6 @@
 package classifier
 
-const chunkSize = 64
+const chunkSize = 256
 
 // chunks is a persistent array. A version shares with the one before it every
 // chunk that was not written in between; values never move, so readers of an

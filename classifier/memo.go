@@ -155,7 +155,7 @@ func (m *memory) store(key uint64, program uint32) {
 		c := m.cells.Load()
 		n := len(c.words)
 		canGrow := 2*n*cellBytes <= m.budget/4*3 // the rest is for what cells refer to
-		if !(canGrow && 2*c.used >= n) && c.put(key, program, !canGrow) {
+		if !(canGrow && c.used >= n/4*3) && c.put(key, program, !canGrow) {
 			return
 		}
 		m.growCells(c)
