@@ -157,7 +157,7 @@ func run(t *testing.T, seed uint64) {
 	keys := universe()
 	limits := Limits{Records: 1 + rng.IntN(8)}.withDefaults()
 	tab, m := New(limits), &model{limits: limits}
-	now := int64(noon)
+	now := noon
 	flags := []uint8{syn, syn | ack, ack, ack | fin, fin, rst, rst | ack, 0}
 	for step := range 5000 {
 		now += int64(rng.IntN(20)) * second

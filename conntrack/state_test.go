@@ -26,7 +26,8 @@ func echo(proto flow.Proto, src, dst string, typ uint8, id uint16) flow.Key {
 func segments(s string) (out []struct {
 	flags uint8
 	reply bool
-}) {
+},
+) {
 	for _, f := range strings.Fields(s) {
 		var seg struct {
 			flags uint8

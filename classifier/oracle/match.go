@@ -92,7 +92,7 @@ func (q *question) matchL4(l *rule.L4) answer {
 	if l.Proto != flow.AnyProto && l.Proto != k.Proto {
 		return no
 	}
-	if l.SrcPorts != rule.AllPorts && !(k.Proto.HasPorts() && l.SrcPorts.Contains(k.SrcPort)) {
+	if l.SrcPorts != rule.AllPorts && (!k.Proto.HasPorts() || !l.SrcPorts.Contains(k.SrcPort)) {
 		return no
 	}
 	if l.Name == "" {
@@ -115,7 +115,7 @@ func (q *question) matchPeer(p *rule.Peer) answer {
 	case rule.PeerPods:
 		match = q.peer.pod != nil && p.Pods.Matches(q.peer.pod) && p.Relation.Holds(q.subject, q.peer.pod)
 	case rule.PeerBlock:
-		match = p.Block.Contains(q.peer.addr) && !(p.Block.NoPods && q.peer.pod != nil)
+		match = p.Block.Contains(q.peer.addr) && (!p.Block.NoPods || q.peer.pod == nil)
 	case rule.PeerSet:
 		for _, prefix := range q.world.Sets[p.Set] {
 			match = match || prefix.Contains(q.peer.addr)

@@ -118,7 +118,7 @@ type Order struct {
 	Band     Band
 	Tier     int32   // Antrea tier priority; 0 elsewhere
 	Priority float64 // normalised: lower is stronger
-	Class    int32   // Cilium: 0 deny, 1 allow at equal order; 0 elsewhere
+	Class    int32   // at equal priority: -1 for a Cilium deny; 0 elsewhere
 	Name     string  // upstream kinds: policy name before rule index; "" for Antrea
 	Index    int32   // rule index inside its policy and direction
 }
@@ -155,7 +155,7 @@ type Origin struct {
 	Index           int    // rule index inside the policy and direction; -1 for isolation
 	Word            string // the API's own word for the action: "Pass", "Drop", …
 	Dialect         string // "kep", "v0.1.7", …; "" where the API has one meaning
-	Label           string // log label, Antrea only
+	Label           string // log label: Antrea's logLabel, Cilium's log.value
 	Generation      int64  // metadata.generation; 0 when the source has none
 }
 

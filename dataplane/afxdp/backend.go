@@ -67,7 +67,7 @@ func New(c Config) (*Backend, error) {
 		devices: map[int]*device{}, nodeAddresses: map[[16]byte]bool{}, locals: map[netip.Addr]bool{},
 	}
 	if err := thread.do(b.open); err != nil {
-		thread.do(b.shut)
+		err = errors.Join(err, thread.do(b.shut))
 		thread.stop()
 		return nil, fmt.Errorf("start the AF_XDP backend: %w", err)
 	}

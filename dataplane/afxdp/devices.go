@@ -126,8 +126,7 @@ func (b *Backend) attach(index int, l netlink.Link) error {
 			for _, ln := range d.links {
 				ln.Close()
 			}
-			b.objects.Devices.Delete(uint32(index))
-			return err
+			return errors.Join(err, b.objects.Devices.Delete(uint32(index)))
 		}
 		d.links = append(d.links, ln)
 	}

@@ -87,8 +87,7 @@ func (d *driver) Recv(b *dataplane.Batch) error {
 	defer d.mu.Unlock()
 	if d.closed {
 		b.N, d.n = 0, 0
-		d.release()
-		return dataplane.ErrClosed
+		return errors.Join(dataplane.ErrClosed, d.release())
 	}
 	d.busy = d.n > 0
 	return err
@@ -159,7 +158,7 @@ func (d *driver) Apply(b *dataplane.Batch) error {
 	defer d.mu.Unlock()
 	d.n, d.busy = 0, false
 	if d.closed {
-		d.release()
+		err = errors.Join(err, d.release())
 	}
 	return err
 }
@@ -205,7 +204,7 @@ func (d *driver) settle(b *dataplane.Batch) error {
 	if n, err := d.flows.write(); err != nil {
 		d.forgotten.Add(uint64(d.flows.n - n))
 	}
-	d.later.write() // only saves upcalls
+	_, _ = d.later.write() // only saves upcalls
 	d.refill(free)
 	if len(tx) == 0 {
 		return nil

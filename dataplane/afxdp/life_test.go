@@ -1,6 +1,7 @@
 package afxdp
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -125,7 +126,7 @@ func TestCloseWithBatchOut(t *testing.T) {
 	}
 	<-backend.driver.released
 	for range 2 {
-		if err := d.Recv(&batch); err != dataplane.ErrClosed {
+		if err := d.Recv(&batch); !errors.Is(err, dataplane.ErrClosed) {
 			t.Errorf("Recv after Close: %v", err)
 		}
 		if err := d.Apply(&batch); err != nil {

@@ -8,6 +8,7 @@ import (
 	"runtime"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,19 +25,35 @@ func Probe() error {
 		return errors.New("the AF_XDP backend needs root, or CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN")
 	}
 	errs := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread, and with it the namespace, ends here.
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			errs <- fmt.Errorf("create a network namespace to probe in: %w", err)
-			return
-		}
-		errs <- probeHere()
-	}()
+	go func() { errs <- probeAside() }()
 	if err := <-errs; err != nil {
 		return fmt.Errorf("this kernel cannot run the AF_XDP backend: %w", err)
 	}
 	return nil
+}
+
+// probeAside runs probeHere in a new namespace and goes back to the old one. A
+// thread that cannot go back stays locked and ends with its goroutine. Going
+// back matters most for the process's main thread, which never ends: what
+// /proc/self/net shows is that thread's namespace.
+func probeAside() error {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("open the network namespace: %w", err)
+	}
+	defer home.Close()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("create a network namespace to probe in: %w", err)
+	}
+	err = probeHere()
+	if back := netns.Set(home); back != nil {
+		return errors.Join(err, fmt.Errorf("leave the probe's network namespace: %w", back))
+	}
+	runtime.UnlockOSThread()
+	return err
 }
 
 func probeHere() (err error) {

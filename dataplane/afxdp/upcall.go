@@ -74,7 +74,7 @@ func newUpcallPair(nl *netlink.Handle, mtu int) (p *upcallPair, err error) {
 	p = &upcallPair{nl: nl}
 	defer func() {
 		if err != nil {
-			nl.LinkDel(veth)
+			err = errors.Join(err, nl.LinkDel(veth))
 		}
 	}()
 	if err := nl.LinkSetAlias(veth, upcallAlias); err != nil {
@@ -93,8 +93,8 @@ func newUpcallPair(nl *netlink.Handle, mtu int) (p *upcallPair, err error) {
 		}
 		// No address is generated without either; the sysctl also stops router
 		// solicitations, where /proc/sys can be written.
-		nl.LinkSetIP6AddrGenMode(l, addrGenNone)
-		os.WriteFile("/proc/sys/net/ipv6/conf/"+end.name+"/disable_ipv6", []byte("1"), 0o644)
+		_ = nl.LinkSetIP6AddrGenMode(l, addrGenNone)
+		_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+end.name+"/disable_ipv6", []byte("1"), 0o644)
 		*end.link = l
 	}
 	if err := completeChecksums(UpcallStack); err != nil {

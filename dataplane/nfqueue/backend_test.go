@@ -1,6 +1,7 @@
 package nfqueue
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -389,17 +390,17 @@ func TestDriverClose(t *testing.T) {
 	d := w.backend.Drivers()[0]
 	w.stop(t)
 	var b dataplane.Batch
-	if err := d.Recv(&b); err != dataplane.ErrClosed {
+	if err := d.Recv(&b); !errors.Is(err, dataplane.ErrClosed) {
 		t.Errorf("Recv after Close: %v, want ErrClosed", err)
 	}
 	b.N = 1
-	if err := d.Apply(&b); err != dataplane.ErrClosed {
+	if err := d.Apply(&b); !errors.Is(err, dataplane.ErrClosed) {
 		t.Errorf("Apply after Close: %v, want ErrClosed", err)
 	}
 	if err := d.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
-	if _, err := w.backend.update(w.judge); err != dataplane.ErrClosed {
+	if _, err := w.backend.update(w.judge); !errors.Is(err, dataplane.ErrClosed) {
 		t.Errorf("Update after Close: %v, want ErrClosed", err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 // (linux/netfilter/nfnetlink_conntrack.h). All numbers inside attributes are in
 // network byte order.
 const (
-	msgCtNew = unix.NFNL_SUBSYS_CTNETLINK<<8 | 0 // IPCTNL_MSG_CT_NEW
+	msgCtNew = unix.NFNL_SUBSYS_CTNETLINK << 8   // IPCTNL_MSG_CT_NEW, 0
 	msgCtGet = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1 // IPCTNL_MSG_CT_GET
 
 	ctaTupleOrig  = 1

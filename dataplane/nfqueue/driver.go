@@ -241,7 +241,7 @@ func (d *driver) isClosed() bool {
 
 func (d *driver) sendto(fd uintptr) bool {
 	d.sendErr = unix.Sendto(int(fd), d.out, 0, &d.kernel)
-	return d.sendErr != unix.EAGAIN
+	return !errors.Is(d.sendErr, unix.EAGAIN)
 }
 
 // Close implements dataplane.Driver. The kernel drops packets that wait for a

@@ -2,6 +2,7 @@ package nfqueue
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -78,13 +79,13 @@ func (j *judge) serve(d dataplane.Driver) {
 		var b dataplane.Batch
 		for {
 			if err := d.Recv(&b); err != nil {
-				if err != dataplane.ErrClosed {
+				if !errors.Is(err, dataplane.ErrClosed) {
 					j.errs <- err
 				}
 				return
 			}
 			j.decide(&b)
-			if err := d.Apply(&b); err != nil && err != dataplane.ErrClosed {
+			if err := d.Apply(&b); err != nil && !errors.Is(err, dataplane.ErrClosed) {
 				j.errs <- err
 			}
 		}

@@ -198,7 +198,8 @@ func TestParseOverwrites(t *testing.T) {
 // Real bytes, typed in from the header diagrams of the RFCs.
 func TestAnnotatedHex(t *testing.T) {
 	tests := []struct{ name, hex, key string }{
-		{"v4 syn-ack with options", `
+		{
+			"v4 syn-ack with options", `
 			02 00 00 00 00 02  02 00 00 00 00 01  08 00  # Ethernet
 			46 00 00 30                                  # version 4, IHL 6, length 48
 			00 01 40 00 40 06 00 00                      # DF, TTL 64, TCP
@@ -207,8 +208,10 @@ func TestAnnotatedHex(t *testing.T) {
 			01 bb d4 31 00 00 00 64 00 00 00 c9          # 443 > 54321, seq 100, ack 201
 			60 12 ff ff 00 00 00 00 02 04 05 b4          # 24 bytes, SYN ACK, MSS 1460
 			00 00 00 00 00 00                            # padding`,
-			"TCP 192.0.2.1:443 > 198.51.100.7:54321"},
-		{"v6 dns in a tagged frame", `
+			"TCP 192.0.2.1:443 > 198.51.100.7:54321",
+		},
+		{
+			"v6 dns in a tagged frame", `
 			02 00 00 00 00 02  02 00 00 00 00 01  81 00 00 2a  86 dd
 			60 00 00 00 00 1c 3c 40                      # payload 28, destination options
 			20 01 0d b8 00 00 00 00 00 00 00 00 00 00 00 05
@@ -216,7 +219,8 @@ func TestAnnotatedHex(t *testing.T) {
 			11 00 01 04 00 00 00 00                      # next UDP, 8 bytes, PadN
 			e0 00 00 35 00 14 00 00                      # 57344 > 53, length 20
 			00 01 01 00 00 01 00 00 00 00 00 00`,
-			"UDP [2001:db8::5]:57344 > [2001:db8::35]:53"},
+			"UDP [2001:db8::5]:57344 > [2001:db8::35]:53",
+		},
 	}
 	for _, tt := range tests {
 		var h Headers

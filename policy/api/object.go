@@ -22,6 +22,22 @@ type Kind struct {
 	// "spec.subject.pods". It returns what to do instead, "" for no opinion. A
 	// kind whose name other APIs share with another shape uses it.
 	Hint func(path string) string
+	// Dialect tells kinds of one group, version and name apart that have different
+	// shapes: "kep", "v0.1.7", …. It is "" where the API has one meaning,
+	// and before Select has chosen.
+	Dialect string
+	// Select, when set, chooses the shape of one document from its fields and
+	// annotations: the Kind it returns, of the same group, version and name, takes
+	// the place of this one. raw is as in [Object].Raw. A document it cannot
+	// choose for has a problem and is not decoded.
+	Select func(raw map[string]any) (Kind, *Problem)
+}
+
+// Problem is what is wrong with a document before it is an object.
+type Problem struct {
+	Path    string // field path, as in findings
+	Message string
+	Hint    string
 }
 
 // GVK returns "group/version Kind" as used in messages.

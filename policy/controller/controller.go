@@ -216,6 +216,7 @@ func (c *Controller) update(ctx context.Context) error {
 		c.failed(findings)
 		return nil
 	}
+	snap.FillSets(world, &set)
 	if c.set != nil && reflect.DeepEqual(*c.set, set) && reflect.DeepEqual(c.world, world) {
 		c.succeeded(findings, nil)
 		return nil

@@ -267,6 +267,16 @@ func (r *reader) object(root *node, version, kind string) {
 
 // known decodes an object of a known kind.
 func (r *reader) known(root *node, kind api.Kind) {
+	if kind.Select != nil {
+		raw, _ := root.raw().(map[string]any)
+		chosen, p := kind.Select(raw)
+		if p != nil {
+			r.report(&r.found.Errors, identity(root, kind.Kind),
+				problem{line: lineOf(root, p.Path), path: p.Path, message: p.Message, hint: p.Hint})
+			return
+		}
+		kind = chosen
+	}
 	w := walker{kind: kind, lenient: isClusterKind(kind)}
 	if !w.lenient && r.file != "" {
 		w.lines = map[string]int{}

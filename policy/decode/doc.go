@@ -31,6 +31,9 @@
 // version prints fields it does not know, so a field that looks like nothing we
 // know is a warning there. A near miss of a known field stays an error.
 //
+// Where several APIs share group, version and kind with different shapes, the kind's
+// Select chooses the shape from the document before it is walked.
+//
 // What the decoder leaves to others: whether the values make sense together
 // (each dialect's Validate), and what they mean.
 package decode

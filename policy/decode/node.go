@@ -81,6 +81,39 @@ func (n *node) get(key string) *node {
 	return nil
 }
 
+// lineOf returns the line of a field path under root, or of the nearest enclosing
+// field there is.
+func lineOf(root *node, path string) int {
+	line, n := root.line, root
+	for path != "" && n != nil {
+		var next *node
+		switch {
+		case n.kind == listNode && path[0] == '[':
+			digits, rest, _ := strings.Cut(path[1:], "]")
+			path = strings.TrimPrefix(rest, ".")
+			if i, err := strconv.Atoi(digits); err == nil && 0 <= i && i < len(n.items) {
+				next = n.items[i]
+				line = next.line
+			}
+		default:
+			for i := range n.fields {
+				f := &n.fields[i]
+				rest, ok := strings.CutPrefix(path, "["+strconv.Quote(f.key)+"]")
+				if !ok {
+					rest, ok = strings.CutPrefix(path, f.key)
+				}
+				if !ok || rest != "" && rest[0] != '.' && rest[0] != '[' {
+					continue
+				}
+				line, next, path = f.line, f.value, strings.TrimPrefix(rest, ".")
+				break
+			}
+		}
+		n = next
+	}
+	return line
+}
+
 // str returns the node's text if it is a string, else "".
 func (n *node) str() string {
 	if n == nil || n.kind != stringNode {

@@ -261,7 +261,7 @@ func (b *builder) node(o *api.Object, v *corev1.Node) {
 }
 
 func (b *builder) service(o *api.Object, v *corev1.Service) {
-	s := Service{Namespace: v.Namespace, Name: v.Name, Selector: maps.Clone(v.Spec.Selector), File: o.File}
+	s := Service{Namespace: v.Namespace, Name: v.Name, Selector: maps.Clone(v.Spec.Selector), Labels: maps.Clone(v.Labels), File: o.File}
 	add := func(to *[]netip.Addr, path, text string) {
 		if text == "" || text == corev1.ClusterIPNone {
 			return

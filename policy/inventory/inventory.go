@@ -53,6 +53,7 @@ type Service struct {
 	// spec.externalIPs and load balancer addresses of mode VIP.
 	ExternalIPs []netip.Addr
 	Selector    map[string]string
+	Labels      map[string]string // the Service's own
 	Ports       []ServicePort
 	File        string
 }

@@ -19,6 +19,10 @@ import (
 //	service:NAMESPACE/NAME   ClusterIPs of a Service
 //	fqdn:PATTERN             answers to names an Antrea fqdn pattern selects
 //	domain:PATTERN           answers to names a domainNames pattern selects
+//	cilium-fqdn:PATTERN      answers to names a toFQDNs name or pattern selects,
+//	                         without pods and nodes
+//
+// The three kinds of DNS sets differ in what * stands for.
 //
 // Objects tell the first two. The others are learnt from DNS; no object knows
 // them, and here they are empty.
@@ -27,6 +31,7 @@ const (
 	servicePrefix      = "service:"
 	fqdnPrefix         = "fqdn:"
 	domainPrefix       = "domain:"
+	ciliumFQDNPrefix   = "cilium-fqdn:"
 )
 
 // NodeSelectorSet names the set of the addresses of the nodes s selects. ok is
@@ -54,9 +59,17 @@ func FQDNSet(pattern string) string { return fqdnPrefix + strings.ToLower(patter
 // pattern selects.
 func DomainSet(pattern string) string { return domainPrefix + strings.ToLower(pattern) }
 
+// CiliumFQDNSet names the set of the addresses behind the names a Cilium toFQDNs
+// item selects, those of pods and nodes left out.
+func CiliumFQDNSet(pattern string) string { return ciliumFQDNPrefix + strings.ToLower(pattern) }
+
+// NodeSet reports whether a set holds addresses of nodes.
+func NodeSet(name string) bool { return strings.HasPrefix(name, nodeSelectorPrefix) }
+
 // LearntSet reports whether a set can only be filled from DNS answers.
 func LearntSet(name string) bool {
-	return strings.HasPrefix(name, fqdnPrefix) || strings.HasPrefix(name, domainPrefix)
+	return strings.HasPrefix(name, fqdnPrefix) || strings.HasPrefix(name, domainPrefix) ||
+		strings.HasPrefix(name, ciliumFQDNPrefix)
 }
 
 // SetNames returns the names of all address sets the rules ask for, sorted.

@@ -11,7 +11,7 @@ import (
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
-func addrs(texts ...string) []netip.Addr {
+func addresses(texts ...string) []netip.Addr {
 	var out []netip.Addr
 	for _, t := range texts {
 		out = append(out, netip.MustParseAddr(t))
@@ -22,14 +22,14 @@ func addrs(texts ...string) []netip.Addr {
 func TestSets(t *testing.T) {
 	snap := &inventory.Snapshot{
 		Nodes: []inventory.Node{
-			{Name: "cp", Labels: map[string]string{"node-role.kubernetes.io/control-plane": "", "zone": "a"}, Addrs: addrs("192.0.2.1", "2001:db8::1")},
-			{Name: "w1", Labels: map[string]string{"zone": "a"}, Addrs: addrs("192.0.2.3", "192.0.2.2")},
-			{Name: "w2", Labels: map[string]string{"zone": "b"}, Addrs: addrs("192.0.2.4", "192.0.2.3")}, // shares one
+			{Name: "cp", Labels: map[string]string{"node-role.kubernetes.io/control-plane": "", "zone": "a"}, Addrs: addresses("192.0.2.1", "2001:db8::1")},
+			{Name: "w1", Labels: map[string]string{"zone": "a"}, Addrs: addresses("192.0.2.3", "192.0.2.2")},
+			{Name: "w2", Labels: map[string]string{"zone": "b"}, Addrs: addresses("192.0.2.4", "192.0.2.3")}, // shares one
 		},
 		Services: []inventory.Service{
-			{Namespace: "a", Name: "x", ClusterIPs: addrs("10.96.0.1", "fd00::1")},
+			{Namespace: "a", Name: "x", ClusterIPs: addresses("10.96.0.1", "fd00::1")},
 			{Namespace: "a", Name: "z"}, // headless
-			{Namespace: "b", Name: "x", ClusterIPs: addrs("10.96.0.2"), ExternalIPs: addrs("198.51.100.1")},
+			{Namespace: "b", Name: "x", ClusterIPs: addresses("10.96.0.2"), ExternalIPs: addresses("198.51.100.1")},
 		},
 	}
 	name := func(s metav1.LabelSelector) string {
@@ -80,7 +80,7 @@ func TestSets(t *testing.T) {
 }
 
 func TestFillSets(t *testing.T) {
-	snap := &inventory.Snapshot{Services: []inventory.Service{{Namespace: "a", Name: "x", ClusterIPs: addrs("10.96.0.1")}}}
+	snap := &inventory.Snapshot{Services: []inventory.Service{{Namespace: "a", Name: "x", ClusterIPs: addresses("10.96.0.1")}}}
 	set := rule.Set{Rules: []rule.Rule{
 		{Peers: []rule.Peer{{Kind: rule.PeerSet, Set: "service:a/x"}, {Kind: rule.PeerAny}}},
 		{Peers: []rule.Peer{{Kind: rule.PeerSet, Set: "service:a/x"}, {Kind: rule.PeerSet, Set: "fqdn:b"}}},

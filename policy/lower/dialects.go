@@ -9,6 +9,10 @@ import (
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lower/adminnetworkpolicy"
+	"github.com/tierwall/tierwall/policy/lower/antrea"
+	"github.com/tierwall/tierwall/policy/lower/cilium"
+	"github.com/tierwall/tierwall/policy/lower/clusternetworkpolicy"
+	"github.com/tierwall/tierwall/policy/lower/kepclusternetworkpolicy"
 	"github.com/tierwall/tierwall/policy/lower/networkpolicy"
 )
 
@@ -16,7 +20,11 @@ import (
 // The order has no influence on verdicts: bands do that.
 func All() []Dialect {
 	return []Dialect{
+		antrea.Dialect{},
 		adminnetworkpolicy.Dialect{},
+		clusternetworkpolicy.Dialect{},
+		kepclusternetworkpolicy.Dialect{},
+		cilium.Dialect{},
 		networkpolicy.Dialect{},
 	}
 }
@@ -30,17 +38,31 @@ func Kinds() []api.Kind {
 	return out
 }
 
+// Options tune Build. The zero value is the default.
+type Options struct {
+	// AllowMixedDialects accepts the KEP's AdminNetworkPolicies together with
+	// released ones, which count priority the other way round, with a warning
+	// . The order they then have is that of package upstream: a KEP policy
+	// of priority p ranks like a released one of 1001 − p.
+	AllowMixedDialects bool
+}
+
+// Build is [Options.Build] with the default options.
+func Build(objs []*api.Object, inv *inventory.Snapshot) (rule.Set, diag.List) {
+	return Options{}.Build(objs, inv)
+}
+
 // Build turns objects into rules: it validates each object, lowers all of them
 // and sorts the result, so that the order of objs does not matter.
 //
 // With an error among the findings the set is empty: no half of a policy is ever
 // in force. Warnings leave it usable. Objects of a kind no dialect has are errors.
 // Findings are sorted; objs and inv are not modified.
-func Build(objs []*api.Object, inv *inventory.Snapshot) (rule.Set, diag.List) {
-	return build(All(), objs, inv)
+func (opts Options) Build(objs []*api.Object, inv *inventory.Snapshot) (rule.Set, diag.List) {
+	return opts.build(All(), objs, inv)
 }
 
-func build(dialects []Dialect, objs []*api.Object, inv *inventory.Snapshot) (rule.Set, diag.List) {
+func (opts Options) build(dialects []Dialect, objs []*api.Object, inv *inventory.Snapshot) (rule.Set, diag.List) {
 	type gvk struct{ group, version, kind string }
 	owner := map[gvk]int{}
 	for i, d := range dialects {
@@ -70,6 +92,7 @@ func build(dialects []Dialect, objs []*api.Object, inv *inventory.Snapshot) (rul
 		set.Add(lowered)
 		findings.Add(found)
 	}
+	findings.Add(opts.across(dialects, valid, inv))
 	set.Sort()
 	if err := set.Validate(); err != nil {
 		for _, e := range unwrap(err) {

@@ -138,6 +138,9 @@ func Run(ctx context.Context, c Config) (rep *Report, err error) {
 	if rep.Audit, err = readAudit(ctx, d.auditFile()); err != nil {
 		return nil, err
 	}
+	if !rep.OK() {
+		rep.DaemonLog = d.lastWords()
+	}
 	rep.Seconds = time.Since(began).Seconds()
 	c.Progress.Done()
 	if err := c.Out(rep); err != nil {

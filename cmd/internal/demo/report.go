@@ -34,6 +34,8 @@ type Report struct {
 	Differences []Difference `json:"differences"`
 	Failures    []string     `json:"failures"` // of broken probes
 	Seconds     float64      `json:"seconds"`
+	// DaemonLog is the end of the daemon's log, when the report is not OK.
+	DaemonLog string `json:"daemonLog,omitempty"`
 
 	observations []Observation
 }
@@ -160,6 +162,9 @@ func (r *Report) WriteText(w io.Writer, s cli.Style, width int) error {
 	}
 	if r.Broken > 0 {
 		verdict += ", " + s.Alarm(fmt.Sprintf(" %d probes failed ", r.Broken))
+	}
+	if r.DaemonLog != "" {
+		fmt.Fprintf(&b, "the daemon's last words:\n%s\n", r.DaemonLog)
 	}
 	if r.Retried > 0 {
 		fmt.Fprintf(&b, "%d connections passed at the second attempt only\n", r.Retried)

@@ -96,7 +96,7 @@ func (s *Server) serveTCP(l *net.TCPListener) {
 		s.mu.Unlock()
 		go func() {
 			defer s.wg.Done()
-			io.Copy(c, c)
+			_, _ = io.Copy(c, c) // until either side ends it
 			c.Close()
 			s.mu.Lock()
 			delete(s.conns, c)
@@ -117,7 +117,7 @@ func (s *Server) serveUDP(c *net.UDPConn) {
 			continue // an ICMP error about an earlier answer
 		}
 		s.seen.Add(1)
-		c.WriteToUDPAddrPort(buf[:n], from)
+		_, _ = c.WriteToUDPAddrPort(buf[:n], from) // a lost echo is what the client looks for
 	}
 }
 

@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Group is the API group of all kinds here.
-const Group = "crd.antrea.io"
+// APIGroup is the API group of all kinds here.
+const APIGroup = "crd.antrea.io"
 
 // Tier is an ordered place for policies. Cluster-scoped; v1alpha1, v1beta1.
 // Six exist without anybody writing them (S2-09).
@@ -53,9 +53,9 @@ type ClusterGroup struct {
 	Status GroupStatus `json:"status,omitempty"`
 }
 
-// GroupObject is the namespaced kind "Group", for NetworkPolicies of its
+// Group is the namespaced form of ClusterGroup, for NetworkPolicies of its
 // namespace; v1alpha3, v1beta1 (X-51).
-type GroupObject struct {
+type Group struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 

@@ -22,6 +22,9 @@ const (
 	// AnnotationStage is "enforce" (the default) or "audit": evaluate the policy
 	// and record what it would do, without doing it.
 	AnnotationStage = AnnotationPrefix + "stage"
+	// AnnotationDialect names the shape a policy is written in, on kinds of which
+	// there are several, instead of letting its fields tell (X-01).
+	AnnotationDialect = AnnotationPrefix + "dialect"
 )
 
 // Settings is what the annotations of one policy say.
@@ -56,6 +59,10 @@ func ParseSettings(f *Findings) Settings {
 			case "enforce":
 			default:
 				f.Error(path, fmt.Sprintf("unknown value %q", v), `write "enforce", or "audit" to record without enforcing`)
+			}
+		case AnnotationDialect:
+			if f.Object.Kind.Dialect == "" {
+				f.Error(path, "there is only one dialect of "+f.Object.Kind.GVK(), "remove the annotation")
 			}
 		default:
 			f.Error(path, "unknown annotation", "Tierwall knows "+AnnotationAudit+" and "+AnnotationStage)

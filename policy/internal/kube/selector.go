@@ -122,6 +122,11 @@ func Labels(s *metav1.LabelSelector) rule.Labels {
 	return out
 }
 
+// LabelsOf converts a plain label map, as Services select with.
+func LabelsOf(m map[string]string) rule.Labels {
+	return Labels(&metav1.LabelSelector{MatchLabels: m})
+}
+
 // Endpoints returns the inventory's pods as the selectors see them, in the
 // inventory's order: what a dialect needs to compare subjects. Addresses and
 // ports are left out.

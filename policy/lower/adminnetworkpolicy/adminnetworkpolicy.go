@@ -8,38 +8,46 @@ import (
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/internal/kube"
 	"github.com/tierwall/tierwall/policy/inventory"
+	"github.com/tierwall/tierwall/policy/lower/internal/upstream"
 )
 
-// Group, Version and Name of the one kind this dialect lowers, and the word that
-// tells it from the released API (rule.Origin.Dialect).
+// Group, Version and names of the two kinds.
 const (
-	Group   = "policy.networking.k8s.io"
-	Version = "v1alpha1"
-	Name    = "AdminNetworkPolicy"
-	KEP     = "kep"
+	Group        = "policy.networking.k8s.io"
+	Version      = "v1alpha1"
+	Name         = "AdminNetworkPolicy"
+	BaselineName = "BaselineAdminNetworkPolicy"
 )
 
-// Dialect lowers AdminNetworkPolicy. The zero value is ready; it has no state.
+// Dialect lowers AdminNetworkPolicy and BaselineAdminNetworkPolicy in all their
+// shapes. The zero value is ready; it has no state.
 type Dialect struct{}
 
 // Name implements the dialect interface.
 func (Dialect) Name() string { return "adminnetworkpolicy" }
 
-// Kinds lists the one kind.
+// Kinds lists the two kinds. Each chooses its shape document by document.
 func (Dialect) Kinds() []api.Kind {
-	return []api.Kind{{
-		Group: Group, Version: Version, Kind: Name,
-		New:  func() any { return new(kepanp.AdminNetworkPolicy) },
-		Hint: fieldHint,
-	}}
+	admin, baseline := adminKind(V017), baselineKind(V017)
+	admin.Dialect, admin.Select = "", selectAdmin
+	baseline.Dialect, baseline.Select = "", selectBaseline
+	return []api.Kind{admin, baseline}
 }
 
-// Lower translates objects that Validate accepts and warns about policies of
-// equal priority that share a subject.
-func (Dialect) Lower(objs []*api.Object, inv *inventory.Snapshot) (rule.Set, diag.List) {
+// Lower translates objects that Validate accepts. It warns about rules that fail
+// closed, of which Validate leaves none.
+func (Dialect) Lower(objs []*api.Object, _ *inventory.Snapshot) (rule.Set, diag.List) {
 	var set rule.Set
-	var policies []ranked
+	var findings diag.List
 	for _, o := range objs {
+		if r, ok := releasedOf(o); ok {
+			if r.baseline || r.priority != nil {
+				f := &kube.Findings{Object: o}
+				set.Add(r.Lower(f))
+				findings.Add(f.List)
+			}
+			continue
+		}
 		p, ok := o.Value.(*kepanp.AdminNetworkPolicy)
 		if !ok || p.Spec.Priority == nil {
 			continue // Validate has refused it
@@ -54,9 +62,28 @@ func (Dialect) Lower(objs []*api.Object, inv *inventory.Snapshot) (rule.Set, dia
 			l.rule(flow.Egress, i, r.Name, r.Action, &r.L4Selector, r.To)
 		}
 		set.Add(l.set)
-		policies = append(policies, ranked{o, *p.Spec.Priority, l.subject})
 	}
-	return set, conflicts(policies, inv)
+	return set, findings
+}
+
+// Ranked returns the objects that have a priority, for [upstream.Conflicts].
+func (Dialect) Ranked(objs []*api.Object) []upstream.Ranked {
+	var out []upstream.Ranked
+	for _, o := range objs {
+		if r, ok := releasedOf(o); ok {
+			if r.priority != nil {
+				out = append(out, upstream.Ranked{
+					Object: o, Band: r.Band, Rank: r.Rank, Priority: *r.priority, Subject: r.Subject.Selector(),
+				})
+			}
+		} else if p, ok := o.Value.(*kepanp.AdminNetworkPolicy); ok && p.Spec.Priority != nil {
+			l := newLowering(o, &p.Spec)
+			out = append(out, upstream.Ranked{
+				Object: o, Band: l.band, Rank: l.priority, Priority: *p.Spec.Priority, Subject: l.subject,
+			})
+		}
+	}
+	return out
 }
 
 // lowering is one policy on its way.
@@ -72,9 +99,7 @@ type lowering struct {
 func newLowering(o *api.Object, s *kepanp.Spec) *lowering {
 	l := &lowering{
 		object: o, settings: kube.ParseSettings(&kube.Findings{Object: o}), subject: subject(&s.Subject),
-		band: rule.BandAdmin,
-		// Negated as an integer: -0.0 would print as a rank of its own.
-		priority: float64(-int64(*s.Priority)),
+		band: rule.BandAdmin, priority: upstream.RankKEP(*s.Priority),
 	}
 	if *s.Priority <= 0 {
 		l.band = rule.BandBaseline

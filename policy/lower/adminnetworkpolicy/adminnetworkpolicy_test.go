@@ -19,6 +19,8 @@ import (
 
 func TestFixtures(t *testing.T) { fixture.Run(t) }
 
+var all = &metav1.LabelSelector{}
+
 func object(p *kepanp.AdminNetworkPolicy) *api.Object {
 	return &api.Object{Kind: adminnetworkpolicy.Dialect{}.Kinds()[0], Name: p.Name, Value: p}
 }
@@ -96,7 +98,6 @@ func TestAnyPriorityOrders(t *testing.T) {
 func TestUnknownOptionsMatchNothing(t *testing.T) {
 	yes, no := true, false
 	self := &kepanp.NamespaceSet{Self: &yes}
-	all := &metav1.LabelSelector{}
 	peers := map[string]kepanp.Peer{
 		"no option":           {},
 		"two options":         {Namespaces: self, NamespacedPods: &kepanp.NamespaceAndPodSet{Namespaces: self, Pods: &kepanp.PodSet{PodSelector: all}}},
@@ -153,32 +154,63 @@ func TestUnknownOptionsMatchNothing(t *testing.T) {
 	}
 }
 
-// X-01: objects that were not decoded strictly are told apart by Validate.
-func TestReleasedShape(t *testing.T) {
-	for _, c := range []struct{ name, path, word, raw string }{
-		{"kep", "", "", `{"spec": {"subject": {"namespaceSelector": {}}, "ingress": [{"l4Selector": {}, "from": [{"namespaces": {"self": true}}]}]}}`},
-		{"nothing tells", "", "", `{"spec": {"ingress": [{"from": [{"namespaces": {"sameLabels": ["a"]}}]}]}}`},
-		{"strange", "", "", `{"spec": {"subject": 1, "ingress": {"a": 1}, "egress": [null, 1]}}`},
-		{"subject", "spec.subject.namespaces", "released", `{"spec": {"subject": {"namespaces": {}}}}`},
-		{"pods subject", "spec.subject.pods", "released", `{"spec": {"subject": {"pods": {}}}}`},
-		{"ports", "spec.egress[1].ports", "released", `{"spec": {"egress": [{}, {"ports": []}]}}`},
-		{"networks", "spec.egress[0].to[1].networks", "released", `{"spec": {"egress": [{"to": [{}, {"networks": []}]}]}}`},
-		{"plain selector", "spec.ingress[0].from[0].namespaces.matchLabels", "released", `{"spec": {"ingress": [{"from": [{"namespaces": {"matchLabels": {}}}]}]}}`},
-		{"mixed", "spec.ingress[0].ports", "spec.subject.namespaceSelector", `{"spec": {"subject": {"namespaceSelector": {}}, "ingress": [{"ports": []}]}}`},
-		{"mixed peer", "spec.subject.namespaces", "spec.ingress[0].from[0].namespacedPods", `{"spec": {"subject": {"namespaces": {}}, "ingress": [{"from": [{"namespacedPods": {}}]}]}}`},
+// X-01: the dialect of a document is told by its fields, or by the annotation.
+func TestSelect(t *testing.T) {
+	kinds := adminnetworkpolicy.Dialect{}.Kinds()
+	for _, c := range []struct {
+		name, raw   string
+		admin, base string // dialect, or the path of the problem
+		word        string // in the problem's message, of both kinds
+	}{
+		{"nothing tells", `{"spec": {"ingress": [{"action": "Deny"}]}}`, "v0.1.7", "v0.1.7", ""},
+		{"strange", `{"spec": {"subject": 1, "ingress": {"a": 1}, "egress": [null, 1]}}`, "v0.1.7", "v0.1.7", ""},
+		{"empty", `{}`, "v0.1.7", "v0.1.7", ""},
+
+		{"kep subject", `{"spec": {"subject": {"namespaceSelector": {}}}}`, "kep", "spec.subject.namespaceSelector", ""},
+		{"kep subject 2", `{"spec": {"subject": {"namespaceAndPodSelector": {}}}}`, "kep", "spec.subject.namespaceAndPodSelector", ""},
+		{"kep l4", `{"spec": {"ingress": [{}, {"l4Selector": {}}]}}`, "kep", "spec.ingress[1].l4Selector", ""},
+		{"kep pods", `{"spec": {"egress": [{"to": [{}, {"namespacedPods": {}}]}]}}`, "kep", "spec.egress[0].to[1].namespacedPods", ""},
+		{"kep self", `{"spec": {"egress": [{"to": [{"namespaces": {"self": true}}]}]}}`, "kep", "spec.egress[0].to[0].namespaces.self", ""},
+		{"kep notSelf", `{"spec": {"egress": [{"to": [{"namespaces": {"notSelf": false}}]}]}}`, "kep", "spec.egress[0].to[0].namespaces.notSelf", ""},
+		{"kep with what v0.1.1 has too", `{"spec": {"subject": {"namespaceSelector": {}}, "ingress": [{"from": [{"namespaces": {"sameLabels": ["a"]}}]}]}}`, "kep", "spec.subject.namespaceSelector", ""},
+
+		{"release subject", `{"spec": {"subject": {"namespaces": {}}}}`, "v0.1.7", "v0.1.7", ""},
+		{"release subject 2", `{"spec": {"subject": {"pods": {}}}}`, "v0.1.7", "v0.1.7", ""},
+		{"release ports", `{"spec": {"egress": [{}, {"ports": []}]}}`, "v0.1.7", "v0.1.7", ""},
+		{"v0.1.1 selector", `{"spec": {"subject": {"namespaces": {}}, "ingress": [{"from": [{"namespaces": {"namespaceSelector": {}}}]}]}}`, "v0.1.1", "v0.1.1", ""},
+		{"v0.1.1 sameLabels", `{"spec": {"ingress": [{"from": [{"namespaces": {"sameLabels": ["a"]}}]}]}}`, "v0.1.1", "v0.1.1", ""},
+		{"v0.1.1 pods", `{"spec": {"ingress": [{"from": [{"pods": {"namespaces": {"notSameLabels": ["a"]}}}]}]}}`, "v0.1.1", "v0.1.1", ""},
+		{"v0.1.7 plain selector", `{"spec": {"ingress": [{"from": [{"namespaces": {"matchExpressions": []}}]}]}}`, "v0.1.7", "v0.1.7", ""},
+		{"v0.1.7 pods", `{"spec": {"ingress": [{"from": [{"pods": {"namespaceSelector": {}}}]}]}}`, "v0.1.7", "v0.1.7", ""},
+
+		{"mixed", `{"spec": {"subject": {"namespaceSelector": {}}, "ingress": [{"ports": []}]}}`, "spec.ingress[0].ports", "spec.ingress[0].ports", "spec.subject.namespaceSelector"},
+		{"mixed peer", `{"spec": {"subject": {"namespaces": {}}, "ingress": [{"from": [{"namespacedPods": {}}]}]}}`, "spec.subject.namespaces", "spec.subject.namespaces", "spec.ingress[0].from[0].namespacedPods"},
+		{"mixed networks", `{"spec": {"egress": [{"l4Selector": {}, "to": [{}, {"networks": []}]}]}}`, "spec.egress[0].to[1].networks", "spec.egress[0].to[1].networks", "spec.egress[0].l4Selector"},
+		{"mixed releases", `{"spec": {"egress": [{"to": [{"namespaces": {"sameLabels": ["a"]}}, {"nodes": {}}]}]}}`, "spec.egress[0].to[1].nodes", "spec.egress[0].to[1].nodes", "spec.egress[0].to[0].namespaces.sameLabels"},
+
+		{"forced kep", `{"metadata": {"annotations": {"tierwall.io/dialect": "kep"}}, "spec": {"ingress": [{"ports": []}]}}`, "kep", `metadata.annotations["tierwall.io/dialect"]`, ""},
+		{"forced v0.1.1", `{"metadata": {"annotations": {"tierwall.io/dialect": "v0.1.1"}}, "spec": {"subject": {"namespaceSelector": {}}}}`, "v0.1.1", "v0.1.1", ""},
+		{"forced v0.1.7", `{"metadata": {"annotations": {"tierwall.io/dialect": "v0.1.7"}}, "spec": {"ingress": [{"from": [{"namespaces": {"sameLabels": ["a"]}}]}]}}`, "v0.1.7", "v0.1.7", ""},
+		{"forced nonsense", `{"metadata": {"annotations": {"tierwall.io/dialect": "v1"}}}`, `metadata.annotations["tierwall.io/dialect"]`, `metadata.annotations["tierwall.io/dialect"]`, `"v1"`},
 	} {
-		o := object(policy("p", 1, 1, 0))
-		if err := json.Unmarshal([]byte(c.raw), &o.Raw); err != nil {
+		var raw map[string]any
+		if err := json.Unmarshal([]byte(c.raw), &raw); err != nil {
 			t.Fatal(err)
 		}
-		found := adminnetworkpolicy.Dialect{}.Validate(o).Errors
-		switch {
-		case c.path == "":
-			if len(found) > 0 {
-				t.Errorf("%s: %v", c.name, found)
+		for i, want := range []string{c.admin, c.base} {
+			k, p := kinds[i].Select(raw)
+			got := k.Dialect
+			if p != nil {
+				got = p.Path
+				if !strings.Contains(p.Message, c.word) || p.Message == "" || p.Hint == "" {
+					t.Errorf("%s: message %q, hint %q, want %q in it", c.name, p.Message, p.Hint, c.word)
+				}
+			} else if k.Kind != kinds[i].Kind || k.Select != nil || adminnetworkpolicy.DialectOf(&api.Object{Value: k.New()}) != got {
+				t.Errorf("%s: chose %s %s with %T", c.name, k.GVK(), got, k.New())
 			}
-		case len(found) != 1 || found[0].Path != c.path || !strings.Contains(found[0].Message, c.word):
-			t.Errorf("%s: got %v, want one error at %s about %q", c.name, found, c.path, c.word)
+			if got != want {
+				t.Errorf("%s: %s: got %s, want %s", c.name, kinds[i].Kind, got, want)
+			}
 		}
 	}
 }

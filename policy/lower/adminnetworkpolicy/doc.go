@@ -1,14 +1,47 @@
-// Package adminnetworkpolicy lowers the AdminNetworkPolicy of KEP-2091 (2022),
-// policy.networking.k8s.io/v1alpha1: policy of a cluster's administrators, above
-// and below what namespaces say with NetworkPolicy.
+// Package adminnetworkpolicy lowers policy.networking.k8s.io/v1alpha1: policy of a
+// cluster's administrators, above and below what namespaces say with NetworkPolicy.
+// Three APIs share the name AdminNetworkPolicy (X-01):
 //
-//	priority 1000 … 1     rule.BandAdmin      before every NetworkPolicy
-//	                      rule.BandNetworkPolicy
-//	priority 0            rule.BandBaseline   where no NetworkPolicy isolates
+//	kep      KEP-2091 of 2022      larger priority is stronger, 0 is the baseline
+//	v0.1.1   the first release     smaller priority is stronger, 0 is the strongest;
+//	v0.1.7   the last release      the baseline is a kind, BaselineAdminNetworkPolicy
 //
-// A larger number is stronger (S0-14); the IR wants lower first, so a rule's rank
-// is −priority (X-02). Policies of equal priority are ordered by name, rules by
-// their place (X-40), and Lower warns where they share a subject (S0-21, S0-68).
+// # Which of them
+//
+// A document is told by its fields, before it is decoded:
+//
+//	kep      subject.namespaceSelector, subject.namespaceAndPodSelector, l4Selector,
+//	         namespacedPods, namespaces.self, namespaces.notSelf
+//	release  subject.namespaces, subject.pods, ports, a peer's pods
+//	v0.1.1   (no field of the KEP and) namespaceSelector, sameLabels or
+//	         notSameLabels under a peer's namespaces; a peer's pods.namespaces
+//	v0.1.7   label selectors as a peer's namespaces; pods.namespaceSelector, nodes,
+//	         networks, domainNames; and what has no field that tells
+//
+// A document with fields of two of them is refused, naming one of each. The
+// annotation tierwall.io/dialect says it instead: kep, v0.1.1 or v0.1.7. What was
+// found is in every rule's origin, and explain prints it.
+//
+// Since for priority the KEP and the releases mean the opposite, objects of both
+// are refused together (X-02) unless lower.Options allows it; the order is then the
+// one of package upstream.
+//
+// # Bands and order
+//
+//	rule.BandAdmin      KEP priority 1000 … 1, release priority 0 … 1000
+//	                    rule.BandNetworkPolicy
+//	rule.BandBaseline   KEP priority 0, then BaselineAdminNetworkPolicy
+//
+// Policies of equal priority are ordered by name, rules by their place (X-40); a
+// common subject is reported (S0-21, S0-68).
+//
+// # The releases
+//
+// Shared with ClusterNetworkPolicy v1alpha2 and described in package upstream:
+// Allow and Deny are final, Pass leaves the band; a peer is pods, and under `to`
+// also nodes, networks (which include pods, X-24) and domainNames. notSameLabels of
+// v0.1.1 wants every key on both sides and one value that differs (X-22). What an
+// unknown peer means: X-23, closed. The rest of this text is about the KEP.
 //
 // # Actions
 //
@@ -36,10 +69,4 @@
 //	sameLabels [], the other   nothing (S0-42, S0-44)
 //
 // For namespaces the labels compared are the namespaces', for pods the pods'.
-//
-// # Which AdminNetworkPolicy
-//
-// The released API of the same group, version and kind has another shape and the
-// opposite reading of priority. A document is told apart by its fields (X-01);
-// this package refuses the released shape by naming the field that shows it.
 package adminnetworkpolicy

@@ -4,77 +4,265 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/api/anpv1"
+	"github.com/tierwall/tierwall/policy/api/kepanp"
 	"github.com/tierwall/tierwall/policy/internal/kube"
 )
 
-// markers are the first fields found that only one of the APIs has, as paths; ""
-// when there is none.
-type markers struct{ kep, release string }
+// The dialects: what rule.Origin.Dialect and api.Kind.Dialect say, and what the
+// annotation kube.AnnotationDialect may say (X-01).
+const (
+	KEP  = "kep"
+	V011 = "v0.1.1"
+	V017 = "v0.1.7"
+)
 
-// findMarkers looks for fields that exist in only one of the two shapes (X-01).
-// Shared ones (namespaceSelector, sameLabels and notSameLabels under a peer's
-// namespaces exist in the KEP and in release v0.1.1) say nothing.
+// DialectOf returns the dialect an object was decoded as, "" for an object of
+// another dialect package.
+func DialectOf(o *api.Object) string {
+	switch o.Value.(type) {
+	case *kepanp.AdminNetworkPolicy:
+		return KEP
+	case *anpv1.AdminNetworkPolicy011, *anpv1.BaselineAdminNetworkPolicy011:
+		return V011
+	case *anpv1.AdminNetworkPolicy, *anpv1.BaselineAdminNetworkPolicy:
+		return V017
+	}
+	return ""
+}
+
+// adminKind is AdminNetworkPolicy in the shape of a dialect.
+func adminKind(dialect string) api.Kind {
+	k := api.Kind{Group: Group, Version: Version, Kind: Name, Dialect: dialect}
+	k.Hint = func(path string) string { return fieldHint(dialect, false, path) }
+	switch dialect {
+	case KEP:
+		k.New = func() any { return new(kepanp.AdminNetworkPolicy) }
+	case V011:
+		k.New = func() any { return new(anpv1.AdminNetworkPolicy011) }
+	default:
+		k.New = func() any { return new(anpv1.AdminNetworkPolicy) }
+	}
+	return k
+}
+
+// baselineKind is BaselineAdminNetworkPolicy in the shape of a release.
+func baselineKind(dialect string) api.Kind {
+	k := api.Kind{Group: Group, Version: Version, Kind: BaselineName, Dialect: dialect}
+	k.Hint = func(path string) string { return fieldHint(dialect, true, path) }
+	if dialect == V011 {
+		k.New = func() any { return new(anpv1.BaselineAdminNetworkPolicy011) }
+	} else {
+		k.New = func() any { return new(anpv1.BaselineAdminNetworkPolicy) }
+	}
+	return k
+}
+
+// markers are the first fields found that tell the dialects apart, as paths; ""
+// when there is none.
+type markers struct {
+	kep     string // only the KEP has it
+	release string // only releases have it, v011 and v017 included
+	v011    string // v0.1.1 has it and v0.1.7 has not; the KEP may have it
+	v017    string // only v0.1.7 has it
+}
+
+// findMarkers looks for fields that not every shape has (X-01).
 func findMarkers(raw map[string]any) markers {
 	var m markers
 	spec := object(raw["spec"])
-	m.look(object(spec["subject"]), "spec.subject",
-		[]string{"namespaceSelector", "namespaceAndPodSelector"}, []string{"namespaces", "pods"})
+	subject := object(spec["subject"])
+	look(&m.kep, subject, "spec.subject", "namespaceSelector", "namespaceAndPodSelector")
+	look(&m.release, subject, "spec.subject", "namespaces", "pods")
 	for _, d := range [][2]string{{"ingress", "from"}, {"egress", "to"}} {
 		for i, r := range list(spec[d[0]]) {
 			rule, path := object(r), kube.At("spec."+d[0], i)
-			m.look(rule, path, []string{"l4Selector"}, []string{"ports"})
+			look(&m.kep, rule, path, "l4Selector")
+			look(&m.release, rule, path, "ports")
 			for j, p := range list(rule[d[1]]) {
 				peer, path := object(p), kube.At(path+"."+d[1], j)
-				m.look(peer, path, []string{"namespacedPods"}, []string{"pods", "nodes", "networks", "domainNames"})
-				m.look(object(peer["namespaces"]), path+".namespaces",
-					[]string{"self", "notSelf"}, []string{"matchLabels", "matchExpressions"})
+				namespaces, pods := object(peer["namespaces"]), object(peer["pods"])
+				look(&m.kep, peer, path, "namespacedPods")
+				look(&m.kep, namespaces, path+".namespaces", "self", "notSelf")
+				look(&m.v011, namespaces, path+".namespaces", "namespaceSelector", "sameLabels", "notSameLabels")
+				look(&m.v011, pods, path+".pods", "namespaces")
+				look(&m.release, pods, path+".pods", "namespaces")
+				look(&m.v017, peer, path, "nodes", "networks", "domainNames")
+				look(&m.v017, namespaces, path+".namespaces", "matchLabels", "matchExpressions")
+				look(&m.v017, pods, path+".pods", "namespaceSelector")
+				look(&m.release, peer, path, "pods")
 			}
 		}
+	}
+	if m.release == "" {
+		m.release = m.v017
 	}
 	return m
 }
 
-func (m *markers) look(o map[string]any, path string, kep, release []string) {
-	first := func(found *string, names []string) {
-		for _, n := range names {
-			if _, ok := o[n]; ok && *found == "" {
-				*found = path + "." + n
-			}
+// look remembers the first of the names o has.
+func look(found *string, o map[string]any, path string, names ...string) {
+	for _, n := range names {
+		if _, ok := o[n]; ok && *found == "" {
+			*found = path + "." + n
 		}
 	}
-	first(&m.kep, kep)
-	first(&m.release, release)
 }
 
 func object(v any) map[string]any { o, _ := v.(map[string]any); return o }
 
 func list(v any) []any { l, _ := v.([]any); return l }
 
-const releaseHint = "this is a field of the released AdminNetworkPolicy; this version enforces only KEP-2091's, " +
-	"with subject.namespaceSelector, l4Selector and namespacedPods: there the larger priority is the stronger one"
+const oneShape = "write the whole policy in one of them"
 
-// refuse says why a document is not a KEP AdminNetworkPolicy. An empty message
-// means it may be one: it has a field only the KEP has, or none that tells. It
-// matters for documents that were not decoded strictly.
-func refuse(raw map[string]any) (path, message, hint string) {
+// detect tells a document's dialect by its fields. A document that none of them
+// marks is of the newest release.
+func detect(raw map[string]any) (dialect string, problem *api.Problem) {
 	m := findMarkers(raw)
 	switch {
-	case m.release == "":
-		return "", "", ""
+	case m.kep != "" && m.release != "":
+		return "", &api.Problem{
+			Path: m.release,
+			Message: fmt.Sprintf("mixes two APIs: this field is of the released AdminNetworkPolicy, %s of the KEP's",
+				m.kep),
+			Hint: oneShape + "; for priority they mean the opposite",
+		}
 	case m.kep != "":
-		return m.release, fmt.Sprintf("mixes two APIs: this field is of the released AdminNetworkPolicy, %s of the KEP's", m.kep),
-			"write the whole policy in one of them; for priority they mean the opposite"
+		return KEP, nil
+	case m.v011 != "" && m.v017 != "":
+		return "", &api.Problem{
+			Path:    m.v017,
+			Message: fmt.Sprintf("mixes two releases: this field is of v0.1.7, %s of v0.1.1", m.v011),
+			Hint:    oneShape + "; in v0.1.7 `namespaces` of a peer is a label selector",
+		}
+	case m.v011 != "":
+		return V011, nil
 	}
-	return m.release, "the released AdminNetworkPolicy is not enforced by this version", releaseHint
+	return V017, nil
 }
 
-// fieldHint answers an unknown field that the released API has (X-01).
-func fieldHint(path string) string {
+var annotationPath = fmt.Sprintf("metadata.annotations[%q]", kube.AnnotationDialect)
+
+// forced returns the dialect an annotation asks for, "" for none.
+func forced(raw map[string]any) (dialect string, problem *api.Problem) {
+	v, ok := object(object(raw["metadata"])["annotations"])[kube.AnnotationDialect]
+	if !ok {
+		return "", nil
+	}
+	s, _ := v.(string)
+	switch s {
+	case KEP, V011, V017:
+		return s, nil
+	}
+	return "", &api.Problem{
+		Path: annotationPath, Message: fmt.Sprintf("unknown dialect %q", fmt.Sprint(v)),
+		Hint: "write " + KEP + ", " + V011 + " or " + V017,
+	}
+}
+
+func selectAdmin(raw map[string]any) (api.Kind, *api.Problem) {
+	dialect, problem := forced(raw)
+	if dialect == "" && problem == nil {
+		dialect, problem = detect(raw)
+	}
+	return adminKind(dialect), problem
+}
+
+const noKEPBaseline = "in the KEP a baseline is an AdminNetworkPolicy of priority 0"
+
+func selectBaseline(raw map[string]any) (api.Kind, *api.Problem) {
+	dialect, problem := forced(raw)
+	switch {
+	case problem != nil:
+	case dialect == KEP:
+		problem = &api.Problem{Path: annotationPath, Message: "the KEP has no BaselineAdminNetworkPolicy", Hint: noKEPBaseline}
+	case dialect == "":
+		dialect, problem = detect(raw)
+		if dialect == KEP {
+			problem = &api.Problem{
+				Path: findMarkers(raw).kep, Message: "a field of the KEP's AdminNetworkPolicy in a BaselineAdminNetworkPolicy",
+				Hint: noKEPBaseline,
+			}
+		}
+	}
+	return baselineKind(dialect), problem
+}
+
+// fieldHint answers a field that the dialect's shape does not have (X-01).
+func fieldHint(dialect string, baseline bool, path string) string {
 	doc := map[string]any{}
-	if !plant(doc, path) || findMarkers(doc).release == "" {
+	if !plant(doc, path) {
 		return ""
 	}
-	return releaseHint
+	m := findMarkers(doc)
+	switch {
+	case dialect == KEP && (m.release != "" || m.v017 != ""):
+		return "this is a field of the released AdminNetworkPolicy, whose priority means the opposite; " +
+			"the KEP's has subject.namespaceSelector, l4Selector and namespacedPods"
+	case dialect != KEP && m.kep != "":
+		return "this is a field of the KEP's AdminNetworkPolicy, whose priority means the opposite; " +
+			"the released one has subject.namespaces, ports and pods"
+	case dialect == KEP:
+		return ""
+	}
+	parent, field := path, ""
+	if i := strings.LastIndexByte(path, '.'); i >= 0 {
+		parent, field = path[:i], path[i+1:]
+	}
+	switch {
+	case parent == "spec":
+		switch {
+		case field == "priority" && baseline:
+			return "a baseline has no priority: there is one, and it comes last"
+		case field == "tier":
+			return "tiers are of ClusterNetworkPolicy, " + Group + "/v1alpha2"
+		}
+	case strings.HasSuffix(strings.TrimRight(parent, "0123456789]"), "ports["):
+		switch field {
+		case "port", "protocol", "endPort", "number", "start", "end":
+			return "write `portNumber: {protocol: …, port: …}`, `portRange: {protocol: …, start: …, end: …}` or `namedPort: …`"
+		}
+	case isPeer(parent):
+		return peerHint(dialect, baseline, strings.HasPrefix(path, "spec.ingress"), field)
+	case m.v011 != "" && dialect == V017:
+		return "v0.1.1 has this field; in v0.1.7 `namespaces` of a peer is a label selector"
+	case m.v017 != "" && dialect == V011:
+		return "v0.1.7 has this field; in v0.1.1 `namespaces` sets namespaceSelector, sameLabels or notSameLabels"
+	}
+	return ""
+}
+
+func isPeer(path string) bool {
+	path = strings.TrimRight(path, "0123456789]")
+	return strings.HasSuffix(path, ".from[") || strings.HasSuffix(path, ".to[")
+}
+
+func peerHint(dialect string, baseline, ingress bool, field string) string {
+	switch field {
+	case "namespaceSelector":
+		if dialect == V011 {
+			return "write `namespaces: {namespaceSelector: …}`"
+		}
+		return "write `namespaces: …`, the label selector itself"
+	case "podSelector":
+		if dialect == V011 {
+			return "write `pods: {namespaces: …, podSelector: …}`"
+		}
+		return "write `pods: {namespaceSelector: …, podSelector: …}`"
+	case "nodes", "networks", "domainNames", "ipBlock":
+		switch {
+		case dialect == V011:
+			return "release v0.1.1 selects only namespaces and pods"
+		case ingress:
+			return "ingress rules select only namespaces and pods"
+		case field == "domainNames" && baseline:
+			return "a baseline has no domainNames"
+		case field == "ipBlock":
+			return "write `networks: [CIDR, …]`"
+		}
+	}
+	return ""
 }
 
 // plant builds the smallest document with a field at path, every list on the way

@@ -27,24 +27,23 @@ const (
 	actionPass  = "Pass"
 )
 
-// Validate checks one policy as the KEP asks of admission (S0-01…S0-61) and its
-// tierwall.io annotations. A document of the released shape gets one error that
-// says so, and no others.
+// Validate checks one policy as its API's admission would, the KEP's (S0-01…S0-61)
+// or the release's, and its tierwall.io annotations.
 func (Dialect) Validate(o *api.Object) diag.List {
 	f := &kube.Findings{Object: o}
-	p, ok := o.Value.(*kepanp.AdminNetworkPolicy)
-	if !ok {
-		f.Error("", fmt.Sprintf("not an AdminNetworkPolicy but a %T", o.Value), "")
+	if o.Namespace != "" {
+		f.Error("metadata.namespace", o.Kind.Kind+" is cluster-scoped", "remove metadata.namespace") // S0-01
+	}
+	if r, ok := releasedOf(o); ok {
+		r.validate(f)
 		return f.List
 	}
-	if path, message, hint := refuse(o.Raw); message != "" {
-		f.Error(path, message, hint)
+	p, ok := o.Value.(*kepanp.AdminNetworkPolicy)
+	if !ok {
+		f.Error("", fmt.Sprintf("not an %s but a %T", o.Kind.Kind, o.Value), "")
 		return f.List
 	}
 	kube.ParseSettings(f)
-	if o.Namespace != "" {
-		f.Error("metadata.namespace", "an AdminNetworkPolicy is cluster-scoped", "remove metadata.namespace")
-	}
 	v := validation{Findings: f, names: map[string]string{}}
 	v.spec(&p.Spec)
 	return f.List

@@ -92,10 +92,10 @@ func checkBlock(f *kube.Findings, path string, b *networkingv1.IPBlock) {
 		f.Error(path+".cidr", "cidr is missing", `write an address range such as "10.0.0.0/8" or "2001:db8::/32"`)
 		return
 	}
-	cidr, ok := checkPrefix(f, path+".cidr", b.CIDR)
+	cidr, ok := kube.CheckPrefix(f, path+".cidr", b.CIDR)
 	for i, e := range b.Except {
 		at := kube.At(path+".except", i)
-		except, exceptOK := checkPrefix(f, at, e)
+		except, exceptOK := kube.CheckPrefix(f, at, e)
 		if ok && exceptOK && !strictlyInside(except, cidr) {
 			f.Error(at, fmt.Sprintf("%s is not a strict subset of cidr %s", e, b.CIDR),
 				"a hole must lie inside the block and be smaller than it")
@@ -107,24 +107,4 @@ func checkBlock(f *kube.Findings, path string, b *networkingv1.IPBlock) {
 // must agree; both are masked.
 func strictlyInside(inner, outer netip.Prefix) bool {
 	return inner.Bits() > outer.Bits() && outer.Contains(inner.Addr())
-}
-
-func checkPrefix(f *kube.Findings, path, s string) (netip.Prefix, bool) {
-	p, err := netip.ParsePrefix(s)
-	switch {
-	case err != nil:
-		hint := `write an address range such as "10.0.0.0/8" or "2001:db8::/32"`
-		if a, aerr := netip.ParseAddr(s); aerr == nil && a.Zone() == "" && !a.Is4In6() {
-			hint = fmt.Sprintf("for this one address write %q", netip.PrefixFrom(a, a.BitLen()))
-		}
-		f.Error(path, fmt.Sprintf("%q is not a CIDR", s), hint)
-		return netip.Prefix{}, false
-	case p.Addr().Is4In6():
-		f.Error(path, fmt.Sprintf("%q is IPv4 written as IPv6", s), "write it as an IPv4 range")
-		return netip.Prefix{}, false
-	case p != p.Masked():
-		f.Warn(path, fmt.Sprintf("%q has bits set behind its prefix length; it means %s", s, p.Masked()),
-			fmt.Sprintf("write %q", p.Masked()))
-	}
-	return p.Masked(), true
 }
