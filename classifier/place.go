@@ -202,6 +202,7 @@ func (l *Live) claimNode(a netip.Addr, c nodeClaim, add bool) {
 // that claim it, or takes the slot out if nobody does.
 func (l *Live) place(a flow.Addr, p *pod) {
 	before := l.s.addrs.get(&a).rec
+	l.listsStale = l.listsStale || before != nil && before.subject != nil || p != nil && p.use != nil
 	claims := l.nodeClaims[a]
 	if p == nil && len(claims) == 0 {
 		if before != nil {
