@@ -200,7 +200,7 @@ func (c *Cluster) ClusterPolicy(i int, band rule.Band) rule.Set {
 		}))
 		add(flow.Egress, "Pass", dns, pods(rule.Selector{}))
 	case 3:
-		add(flow.Ingress, "Deny", []rule.L4{port(flow.UDP, 1, 1023), port(flow.SCTP, 0, 65535)}, other)
+		add(flow.Ingress, "Deny", []rule.L4{port(flow.UDP, 1, 1023), port(flow.SCTP, 1, 65535)}, other)
 	case 4:
 		add(flow.Egress, "Deny", []rule.L4{port(flow.TCP, uint16(6000+i%1000), uint16(6010+i%1000))}, other)
 		add(flow.Ingress, "Deny", []rule.L4{port(flow.TCP, 22, 22)}, pods(rule.Selector{NamespaceLabels: rule.Labels{in("env", "dev")}}))
