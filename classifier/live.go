@@ -56,6 +56,7 @@ type Live struct {
 	nodeSlots  numbers
 	nodeClaims map[flow.Addr][]nodeClaim
 	podCIDRs   map[netip.Prefix]int
+	podBytes   [2][256]int          // how many of them have addresses that begin so, by family
 	regions    map[netip.Prefix]int // known addresses by region
 
 	sets        map[string]*addrSet
@@ -144,6 +145,7 @@ func (l *Live) fill(set *rule.Set, world *rule.World) {
 	l.nodeSets = map[string]*nodeSet{}
 	l.contested, l.nodeClaims = map[flow.Addr][]*pod{}, map[flow.Addr][]nodeClaim{}
 	l.nodes, l.podCIDRs, l.regions = map[string]*nodeEntry{}, map[netip.Prefix]int{}, map[netip.Prefix]int{}
+	l.podBytes = [2][256]int{}
 	l.sets, l.uses = map[string]*addrSet{}, map[netip.Prefix]*prefixUse{}
 	l.touched, l.idle = map[netip.Prefix]bool{}, map[netip.Prefix]struct{}{}
 	l.prefixEpoch = l.epoch

@@ -368,6 +368,25 @@ func (l *Live) usePodCIDR(c netip.Prefix, n int) {
 	c = c.Masked()
 	before := l.podCIDRs[c]
 	l.podCIDRs[c] += n
+	if after := l.podCIDRs[c]; (before == 0) != (after == 0) {
+		family, first := 0, int(c.Addr().AsSlice()[0])
+		if c.Addr().Is6() {
+			family = 1
+		}
+		last := first
+		if c.Bits() < 8 {
+			last += 1<<(8-c.Bits()) - 1
+		}
+		for b := first; b <= last; b++ {
+			l.podBytes[family][b] += n
+			bit := uint64(1) << (b % 64)
+			if l.podBytes[family][b] > 0 {
+				l.s.podBytes[family][b/64] |= bit
+			} else {
+				l.s.podBytes[family][b/64] &^= bit
+			}
+		}
+	}
 	switch after := l.podCIDRs[c]; {
 	case after == 0:
 		delete(l.podCIDRs, c)

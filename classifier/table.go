@@ -30,6 +30,7 @@ type state struct {
 	prefixes *bart.Table[*leaf] // prefixes that policies mention
 	none     *leaf              // matched by no prefix
 	podCIDRs *bart.Lite         // addresses in here without a slot are unknown
+	podBytes [2][4]uint64       // first bytes of addresses in podCIDRs, by family
 	unknown  party              // the unknown address
 	vips     map[flow.Addr]struct{}
 	vipList  []netip.Addr
@@ -79,12 +80,21 @@ func (t *Table) decide(d flow.Direction, subject, peer party, k *flow.Key) Outco
 	if subject.rec == peer.rec {
 		return outcomeSelf // a record is of one address
 	}
-	s := subject.rec.subject
-	v := t.mem.cells.Load().get(cellKey(s.serial[d], peer.serial()))
-	if v == 0 {
-		return t.fill(d, s, peer.rec.peer, k)
+	m, s := t.mem, subject.rec.subject
+	c, key := m.cells.Load(), cellKey(s.serial[d], peer.serial())
+	// The first probe nearly always finds it; the loop is left to get.
+	w := c.words[c.start(key)].Load()
+	id := uint32(w & (maxPrograms - 1))
+	if w>>programBits != key {
+		if id = c.get(key); id == 0 {
+			return t.fill(d, s, peer.rec.peer, k)
+		}
 	}
-	return t.mem.outcome(v, k)
+	p := (*m.programs.Load())[id]
+	if len(p) == 1 {
+		return OutcomeID(p[0])
+	}
+	return p.lookup(m.slots[k.Proto], k.DstPort, k.SrcPort)
 }
 
 // resolve maps an address to its party: exact, unknown, or by prefix.
@@ -96,8 +106,16 @@ func (t *Table) resolve(a *flow.Addr) party {
 }
 
 func (t *Table) resolveFar(a *flow.Addr) party {
-	ip := a.Netip()
-	if t.podCIDRs.Lookup(ip) {
+	var ip netip.Addr
+	v4, is4 := to4(a)
+	family, first := 0, uint32(v4)>>24
+	if is4 {
+		ip = netip.AddrFrom4([4]byte{byte(v4 >> 24), byte(v4 >> 16), byte(v4 >> 8), byte(v4)})
+	} else {
+		ip = netip.AddrFrom16(*a)
+		family, first = 1, uint32(a[0])
+	}
+	if t.podBytes[family][first/64]&(1<<(first%64)) != 0 && t.podCIDRs.Lookup(ip) {
 		return t.unknown
 	}
 	if leaf, ok := t.prefixes.Lookup(ip); ok {
