@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -205,11 +204,11 @@ func (l *Live) fill(set *rule.Set, world *rule.World) {
 	}
 	for i := range world.Endpoints {
 		e := &world.Endpoints[i]
-		key := e.Name
-		for n := 1; l.namespaces[e.Namespace][key] != nil; n++ {
-			key = e.Name + "\x00" + strconv.Itoa(n)
+		double := int32(0)
+		for l.namespaces[e.Namespace][podKey(e.Name, double)] != nil {
+			double++
 		}
-		l.putPod(e, key)
+		l.putPod(e, double)
 	}
 }
 
@@ -254,17 +253,17 @@ func (l *Live) Apply(d *Delta) (*Table, *Report, error) {
 		l.putNode(&d.Nodes[i])
 	}
 	for name, labels := range d.Namespaces {
-		for key, p := range l.namespaces[name] {
+		for _, p := range l.namespaces[name] {
 			e := *p.ep
 			e.NamespaceLabels = labels
-			l.putPod(&e, key)
+			l.putPod(&e, p.double)
 		}
 	}
 	for _, n := range d.DropPods {
 		l.dropPod(n.Namespace, n.Name)
 	}
 	for i := range d.Pods {
-		l.putPod(&d.Pods[i], d.Pods[i].Name)
+		l.putPod(&d.Pods[i], 0)
 	}
 	if d.ReplaceVIPs {
 		l.s.vips, l.s.vipList = vipSet(d.VIPs), d.VIPs

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -16,13 +17,23 @@ type pod struct {
 	ep       *rule.Endpoint
 	identity *identity
 	use      *subjectUse // nil unless policed here and not on the host network
-	key      string      // in namespace.pods: the name, made unique if it is not
-	slot     int         // in state.pods
+	slot     int32       // in state.pods
+	double   int32       // counts pods of one name, which only Compile allows
+}
+
+// key is the pod's name, made unique if it is not.
+func (p *pod) key() string { return podKey(p.ep.Name, p.double) }
+
+func podKey(name string, double int32) string {
+	if double > 0 {
+		name += "\x00" + strconv.Itoa(int(double))
+	}
+	return name
 }
 
 // compare orders pods that claim one address: the first one has it.
 func (p *pod) compare(o *pod) int {
-	return cmp.Or(strings.Compare(p.ep.Namespace, o.ep.Namespace), strings.Compare(p.key, o.key))
+	return cmp.Or(strings.Compare(p.ep.Namespace, o.ep.Namespace), strings.Compare(p.key(), o.key()))
 }
 
 // subjectUse holds the current subject of the local pods of one identity.
@@ -46,22 +57,24 @@ type nodeClaim struct {
 	pod  string // namespace/name of a host-network pod, "" for the node itself
 }
 
-// putPod adds a pod or replaces the one of its name.
-func (l *Live) putPod(e *rule.Endpoint, key string) {
+// putPod adds a pod or replaces the one of its name. double is not 0 for one
+// whose name is another's.
+func (l *Live) putPod(e *rule.Endpoint, double int32) {
+	key := podKey(e.Name, double)
 	ns := l.namespaces[e.Namespace]
 	if ns == nil {
 		ns = map[string]*pod{}
 		l.namespaces[e.Namespace] = ns
 	}
 	old := ns[key]
-	p := &pod{ep: e, key: key, identity: l.identities.take(e)}
+	p := &pod{ep: e, double: double, identity: l.identities.take(e)}
 	if old != nil {
 		p.slot = old.slot
 	} else {
-		p.slot = l.podSlots.take()
+		p.slot = int32(l.podSlots.take())
 		l.podCount++
 	}
-	l.s.pods.set(p.slot, e, l.epoch)
+	l.s.pods.set(int(p.slot), e, l.epoch)
 	ns[key] = p
 	if l.local(e) {
 		p.use = l.takeSubject(p)
@@ -80,8 +93,8 @@ func (l *Live) dropPod(namespace, key string) {
 		delete(l.namespaces, namespace)
 	}
 	l.claim(nil, old)
-	l.s.pods.set(old.slot, nil, l.epoch)
-	l.podSlots.give(old.slot)
+	l.s.pods.set(int(old.slot), nil, l.epoch)
+	l.podSlots.give(int(old.slot))
 	l.podCount--
 	l.releasePod(old)
 }
@@ -118,7 +131,7 @@ func (l *Live) claim(p, old *pod) {
 	}
 }
 
-func podID(p *pod) string { return p.ep.Namespace + "/" + p.key }
+func podID(p *pod) string { return p.ep.Namespace + "/" + p.key() }
 
 // releasePod gives back what a version of a pod held. nil is allowed.
 func (l *Live) releasePod(p *pod) {
