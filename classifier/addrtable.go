@@ -22,9 +22,9 @@ const localBit = 1 << 31
 func (p party) local() bool    { return p.peer&localBit != 0 }
 func (p party) serial() uint32 { return p.peer &^ localBit }
 
-func newParty(rec *record) party {
+func newParty(rec *record, local bool) party {
 	p := party{rec.peer.serial, rec}
-	if rec.subject != nil {
+	if local {
 		p.peer |= localBit
 	}
 	return p

@@ -48,10 +48,7 @@ type Report struct {
 func (l *Live) report(old, t *Table, began time.Time) *Report {
 	r := &Report{
 		Rules: l.s.ruleCount[0] + l.s.ruleCount[1], Isolations: l.isolationIDs.used(),
-		Endpoints: l.podCount, Prefixes: l.s.prefixes.Size(), old: old, new: t,
-	}
-	for _, u := range l.subjects {
-		r.Locals += len(u.pods)
+		Endpoints: l.podCount, Locals: l.localCount, Prefixes: l.s.prefixes.Size(), old: old, new: t,
 	}
 	for d := range r.SubjectClasses {
 		r.SubjectClasses[d] = len(l.subjects)
@@ -75,18 +72,17 @@ func (r *Report) Affects(k flow.Key) bool {
 	}
 	src, dst := r.new.resolve(&k.Src), r.new.resolve(&k.Dst)
 	src0, dst0 := r.old.resolve(&k.Src), r.old.resolve(&k.Dst)
-	return affected(flow.Egress, src0, dst0, src, dst) || affected(flow.Ingress, dst0, src0, dst, src)
+	return r.new.pair(flow.Egress, src, dst) != r.old.pair(flow.Egress, src0, dst0) ||
+		r.new.pair(flow.Ingress, dst, src) != r.old.pair(flow.Ingress, dst0, src0)
 }
 
-// affected compares the classes of one side before (0) and after.
-func affected(d flow.Direction, subject0, peer0, subject, peer party) bool {
-	if !subject.local() && !subject0.local() {
-		return false
+// pair returns the serials that decide one side of a connection; zero if the
+// subject is not policed here.
+func (t *Table) pair(d flow.Direction, subject, peer party) uint64 {
+	if !subject.local() {
+		return 0
 	}
-	if subject.local() != subject0.local() || peer.serial() != peer0.serial() {
-		return true
-	}
-	return subject.rec.subject.serial[d] != subject0.rec.subject.serial[d]
+	return cellKey(t.subjects[subject.rec.subject].serial[d], peer.serial())
 }
 
 // MemoryUse is what a table occupies, in bytes. Tables of one Live share most of

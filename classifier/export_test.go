@@ -31,7 +31,7 @@ func (l *Live) Counts() map[string]int {
 	}
 	return map[string]int{
 		"policies": len(l.policies), "scopes": scopes, "subjects": len(l.subjects), "rules": l.ruleIDs.used(),
-		"isolations": l.isolationIDs.used(), "namespaces": len(l.namespaces), "pods": l.podCount,
+		"isolations": l.isolationIDs.used(), "namespaces": len(l.namespaces), "pods": l.podCount, "local pods": l.localCount,
 		"identities": l.identities.count, "contested": len(l.contested), "nodes": len(l.nodes),
 		"node claims": len(l.nodeClaims), "pod CIDRs": len(l.podCIDRs), "regions": len(l.regions), "prefixes": prefixes,
 		"addresses": l.s.addrs.count(),

@@ -173,7 +173,7 @@ func (l *leaf) inBlock(b *rule.IPBlock) bool {
 // record is what is known about one address of a pod or node. Immutable.
 type record struct {
 	peer    *peerClass
-	subject *subject   // nil unless the address is a pod policed here
+	subject int32      // index into state.subjects if the party is local
 	pod     *pod       // nil for addresses of nodes
 	node    *rule.Node // for addresses of nodes, where known
 }
@@ -187,6 +187,13 @@ type subject struct {
 	staged     [2]bool        // some rule or isolation is audit-only
 	rep        *rule.Endpoint // any member
 	node       string         // the node its members run on
+}
+
+// subjectRef is how a table keeps a subject. The serials are copies, to spare a
+// lookup one load.
+type subjectRef struct {
+	serial [2]uint32
+	*subject
 }
 
 // ruleEntry is a rule with its number. Immutable.

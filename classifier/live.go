@@ -35,17 +35,19 @@ type Live struct {
 	subjectSerial, peerSerial uint32   // last ones given
 	named                     [256]int // how many L4s name a protocol
 
-	policies   map[PolicyRef]*policyEntry
-	scopes     scopeIndex
-	subjects   map[subjectKey]*subjectUse
-	changed    []*subjectUse // subjects replaced since the last table
-	dead       []uint32      // serials of subjects that are no more
-	listsStale bool
+	policies       map[PolicyRef]*policyEntry
+	scopes         scopeIndex
+	subjects       map[subjectKey]*subjectUse
+	subjectIndexes numbers
+	subjectsEpoch  uint64   // s.subjects is our own copy in it
+	dead           []uint32 // serials of subjects that are no more
+	listsStale     bool
 
 	ruleIDs, isolationIDs numbers
 
 	namespaces map[string]map[string]*pod
 	podCount   int
+	localCount int
 	podSlots   numbers
 	identities identities
 	peerCount  int
@@ -137,9 +139,9 @@ func (l *Live) fill(set *rule.Set, world *rule.World) {
 	l.subjectSerial, l.peerSerial, l.peerCount, l.mem, l.named = 0, 0, 0, nil, [256]int{}
 	l.policies = make(map[PolicyRef]*policyEntry, len(set.Rules)/2)
 	l.scopes = scopeIndex{}
-	l.subjects, l.changed, l.dead = map[subjectKey]*subjectUse{}, nil, nil
+	l.subjects, l.dead, l.subjectIndexes, l.subjectsEpoch = map[subjectKey]*subjectUse{}, nil, numbers{}, l.epoch
 	l.ruleIDs, l.isolationIDs, l.podSlots, l.nodeSlots = numbers{}, numbers{}, numbers{}, numbers{}
-	l.namespaces, l.podCount = map[string]map[string]*pod{}, 0
+	l.namespaces, l.podCount, l.localCount = map[string]map[string]*pod{}, 0, 0
 	l.identities = newIdentities(len(world.Endpoints) / 4)
 	l.nodeSets = map[string]*nodeSet{}
 	l.contested, l.nodeClaims = map[flow.Addr][]*pod{}, map[flow.Addr][]nodeClaim{}
@@ -170,7 +172,7 @@ func (l *Live) fill(set *rule.Set, world *rule.World) {
 		vips: vipSet(world.VIPs), vipList: world.VIPs,
 	}
 	l.s.none = l.newLeaf(netip.Prefix{})
-	l.s.unknown = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerUnknown, leaf: l.s.none}})
+	l.s.unknown = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerUnknown, leaf: l.s.none}}, false)
 	for _, p := range wellKnown {
 		l.prefixUse(p)
 		l.putLeaf(l.newLeaf(p))
@@ -299,20 +301,8 @@ func (d *Delta) validate() error {
 
 // publish turns the state into a table and puts it in force.
 func (l *Live) publish(gen uint64) *Table {
-	for _, u := range l.changed {
-		l.listsStale = true
-		for p := range u.pods {
-			for _, a := range p.ep.Addrs {
-				key := flow.AddrFrom(a)
-				if rec := l.s.addrs.get(&key).rec; rec != nil && rec.pod == p {
-					l.place(key, p)
-				}
-			}
-		}
-	}
-	l.changed = l.changed[:0]
 	if l.listsStale || l.s.lists == nil {
-		l.s.lists = &addrLists{pods: make([]*pod, 0, len(l.subjects))}
+		l.s.lists = &addrLists{pods: make([]*pod, 0, l.localCount)}
 		for _, u := range l.subjects {
 			for p := range u.pods {
 				l.s.lists.pods = append(l.s.lists.pods, p)
@@ -373,6 +363,7 @@ func (l *Live) renumber() {
 		s := l.ownSubject(u)
 		s.serial = [2]uint32{l.newSubjectSerial(), l.newSubjectSerial()}
 		u.renewed = [2]uint64{l.epoch, l.epoch}
+		l.setSubject(u)
 	}
 }
 

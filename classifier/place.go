@@ -40,6 +40,7 @@ func (p *pod) compare(o *pod) int {
 type subjectUse struct {
 	key   subjectKey
 	cur   *subject
+	index int    // in state.subjects
 	epoch uint64 // cur was made in it
 	pods  map[*pod]struct{}
 
@@ -140,9 +141,12 @@ func (l *Live) releasePod(p *pod) {
 	}
 	if u := p.use; u != nil {
 		delete(u.pods, p)
+		l.localCount--
 		l.listsStale = true
 		if len(u.pods) == 0 {
 			delete(l.subjects, u.key)
+			l.ownSubjects()[u.index] = subjectRef{}
+			l.subjectIndexes.give(u.index)
 			l.retire(u.cur.serial[0])
 			l.retire(u.cur.serial[1])
 		}
@@ -160,10 +164,31 @@ func (l *Live) takeSubject(p *pod) *subjectUse {
 	if u == nil {
 		u = &subjectUse{key: k, cur: l.newSubject(p.ep), epoch: l.epoch, pods: map[*pod]struct{}{}, renewed: [2]uint64{l.epoch, l.epoch}}
 		l.subjects[k] = u
+		u.index = l.subjectIndexes.take()
+		l.setSubject(u)
 	}
 	u.pods[p] = struct{}{}
+	l.localCount++
 	l.listsStale = true
 	return u
+}
+
+// setSubject makes the next table see a use's subject.
+func (l *Live) setSubject(u *subjectUse) {
+	refs := l.ownSubjects()
+	if u.index == len(refs) {
+		l.s.subjects = append(refs, subjectRef{})
+	}
+	l.s.subjects[u.index] = subjectRef{u.cur.serial, u.cur}
+}
+
+// ownSubjects returns the subjects of the next table, ready to be written.
+func (l *Live) ownSubjects() []subjectRef {
+	if l.subjectsEpoch != l.epoch {
+		l.s.subjects = append(make([]subjectRef, 0, len(l.s.subjects)+8), l.s.subjects...)
+		l.subjectsEpoch = l.epoch
+	}
+	return l.s.subjects
 }
 
 // claimPod changes who claims an address as a pod's own and settles it.
@@ -215,7 +240,7 @@ func (l *Live) claimNode(a netip.Addr, c nodeClaim, add bool) {
 // that claim it, or takes the slot out if nobody does.
 func (l *Live) place(a flow.Addr, p *pod) {
 	before := l.s.addrs.get(&a).rec
-	l.listsStale = l.listsStale || before != nil && before.subject != nil || p != nil && p.use != nil
+	l.listsStale = l.listsStale || before != nil && before.pod != nil && before.pod.use != nil || p != nil && p.use != nil
 	claims := l.nodeClaims[a]
 	if p == nil && len(claims) == 0 {
 		if before != nil {
@@ -229,14 +254,14 @@ func (l *Live) place(a flow.Addr, p *pod) {
 	if p != nil {
 		rec.peer = l.takePeer(&p.identity.peers, peerClass{kind: peerPod, identity: p.identity, leaf: l.leafOf(a)})
 		if p.use != nil {
-			rec.subject = p.use.cur
+			rec.subject = int32(p.use.index)
 		}
 	} else {
 		node, nodes := l.nodesOf(claims)
 		rec.node = node
 		rec.peer = l.takePeer(&nodes.peers, peerClass{kind: peerOutside, leaf: l.leafOf(a), nodes: nodes})
 	}
-	l.s.addrs.put(a, newParty(rec), l.epoch)
+	l.s.addrs.put(a, newParty(rec, p != nil && p.use != nil), l.epoch)
 	if before != nil {
 		l.dropPeer(before.peer)
 	} else {

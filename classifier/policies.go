@@ -205,6 +205,9 @@ func (l *Live) editSubject(u *subjectUse, old, fresh *policyEntry) {
 		s.rules[d], s.isolations[d] = rules, isolations
 		s.setStaged(d)
 	}
+	if hit[0] || hit[1] {
+		l.setSubject(u)
+	}
 }
 
 // ownSubject returns the use's subject as one that no table has yet.
@@ -212,7 +215,7 @@ func (l *Live) ownSubject(u *subjectUse) *subject {
 	if u.epoch != l.epoch {
 		fresh := *u.cur
 		u.cur, u.epoch = &fresh, l.epoch
-		l.changed = append(l.changed, u)
+		l.listsStale = true // it may become selected, or not
 	}
 	return u.cur
 }

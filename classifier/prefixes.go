@@ -235,7 +235,7 @@ func (l *Live) newLeaf(p netip.Prefix) *leaf {
 		slices.Sort(f.sets)
 		f.sets = slices.Clip(slices.Compact(f.sets))
 	}
-	f.party = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerOutside, leaf: f}})
+	f.party = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerOutside, leaf: f}}, false)
 	return f
 }
 

@@ -41,6 +41,7 @@ type state struct {
 	pods       chunks[*rule.Endpoint]
 	nodes      chunks[*rule.Node]
 	sets       chunks[namedSet]
+	subjects   []subjectRef
 	lists      *addrLists
 }
 
@@ -80,14 +81,14 @@ func (t *Table) decide(d flow.Direction, subject, peer party, k *flow.Key) Outco
 	if subject.rec == peer.rec {
 		return outcomeSelf // a record is of one address
 	}
-	m, s := t.mem, subject.rec.subject
+	m, s := t.mem, &t.subjects[subject.rec.subject]
 	c, key := m.cells.Load(), cellKey(s.serial[d], peer.serial())
 	// The first probe nearly always finds it; the loop is left to get.
 	w := c.words[c.start(key)].Load()
 	id := uint32(w & (maxPrograms - 1))
 	if w>>programBits != key {
 		if id = c.get(key); id == 0 {
-			return t.fill(d, s, peer.rec.peer, k)
+			return t.fill(d, s.subject, peer.rec.peer, k)
 		}
 	}
 	p := (*m.programs.Load())[id]
@@ -243,7 +244,7 @@ func (t *Table) makeLists() {
 					continue // another pod has it
 				}
 				t.lists.locals = append(t.lists.locals, a)
-				if rec.subject.selected() {
+				if t.subjects[rec.subject].selected() {
 					t.lists.selected = append(t.lists.selected, a)
 				}
 			}

@@ -72,7 +72,7 @@ func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer party,
 	case ReasonNotLocal, ReasonSelf, ReasonNodeLocal:
 		return side
 	}
-	s, p := subject.rec.subject, peer.rec.peer
+	s, p := t.subjects[subject.rec.subject].subject, peer.rec.peer
 	side.OtherSubjects = t.ruleCount[d] - len(s.rules[d])
 	ms := s.matches(d, p, nil)
 	w := explainWalk{t: t, key: k, dir: d, subject: s, byID: map[RuleID]*candidate{}, peers: map[RuleID]bool{}}
