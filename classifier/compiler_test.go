@@ -124,3 +124,27 @@ func BenchmarkCompiler(b *testing.B) {
 		})
 	}
 }
+
+// TestCompilerSeesNodeOfPod: a pod that only changes its node changes sides.
+func TestCompilerSeesNodeOfPod(t *testing.T) {
+	var c classifier.Compiler
+	for i, node := range []string{"n2", "n1", "n2"} {
+		w := twoPods("n2")
+		w.Endpoints[1].Node = node
+		table, _, err := c.Compile(isolateY(), w, classifier.Options{Generation: uint64(i + 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := classifier.ReasonIsolation
+		if node == "n1" {
+			want = classifier.ReasonNotLocal
+		}
+		k := tcp("8.8.8.8", "10.0.1.1", 80)
+		if got := table.Outcome(table.Lookup(k).Ingress).Reason; got != want {
+			t.Errorf("pod on %s: %s, want %s", node, got, want)
+		}
+		if n := len(table.Locals()); (n > 0) != (node == "n2") {
+			t.Errorf("pod on %s: %d local addresses", node, n)
+		}
+	}
+}

@@ -189,3 +189,38 @@ func TestPodCoveringPrefixes(t *testing.T) {
 		t.Error("no prefix was kept idle")
 	}
 }
+
+// TestNodeOfHostNetworkPod: an address that only a host-network pod tells about
+// is named after its node as long as the node is known, and is the node's own in
+// either case.
+func TestNodeOfHostNetworkPod(t *testing.T) {
+	w := twoPods("n2")
+	host := rule.Endpoint{Namespace: "x", Name: "agent", Node: "n2", HostNetwork: true, Addrs: addrs("192.168.9.9")}
+	w.Endpoints = append(w.Endpoints, host)
+	l, _, err := classifier.NewLive(isolateY(), w, classifier.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := flow.AddrFrom(host.Addrs[0])
+	node := w.Nodes[1]
+	for _, step := range []struct {
+		do   *classifier.Delta
+		want string
+	}{
+		{&classifier.Delta{}, "n2"},
+		{&classifier.Delta{DropNodes: []string{"n2"}}, ""},
+		{&classifier.Delta{Nodes: []rule.Node{node}}, "n2"},
+	} {
+		table, _ := mustApply(t, l, step.do)
+		got := ""
+		if n := table.NodeOf(addr); n != nil {
+			got = n.Name
+		}
+		if got != step.want {
+			t.Errorf("after %+v: node %q, want %q", step.do, got, step.want)
+		}
+		if why := table.Outcome(table.Lookup(tcp("192.168.9.9", "10.0.1.1", 1)).Ingress).Reason; why != classifier.ReasonNodeLocal {
+			t.Errorf("after %+v: %s", step.do, why)
+		}
+	}
+}
