@@ -327,7 +327,7 @@ func (l *Live) ensureMemory() {
 			renew = renew || p != 0 && n > 0 && l.mem.slots[p] == 0
 		}
 		l.mem.mu.Lock()
-		renew = renew || l.mem.bytes() > l.mem.budget
+		renew = renew || l.mem.full() || l.mem.bytes() > l.mem.budget
 		l.mem.mu.Unlock()
 	}
 	if renew {

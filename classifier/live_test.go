@@ -90,15 +90,19 @@ func (m *model) set() rule.Set {
 
 func (m *model) world() *rule.World {
 	w := &rule.World{Node: m.node, Sets: maps.Clone(m.sets), VIPs: m.vips}
-	for _, n := range slices.SortedFunc(maps.Keys(m.pods), func(a, b classifier.PodName) int {
-		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
-	}) {
+	for _, n := range sortedPods(m.pods) {
 		w.Endpoints = append(w.Endpoints, m.pods[n])
 	}
 	for _, n := range slices.Sorted(maps.Keys(m.nodes)) {
 		w.Nodes = append(w.Nodes, m.nodes[n])
 	}
 	return w
+}
+
+func sortedPods(m map[classifier.PodName]rule.Endpoint) []classifier.PodName {
+	return slices.SortedFunc(maps.Keys(m), func(a, b classifier.PodName) int {
+		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+	})
 }
 
 // apply does to the model what a Delta is documented to do.
@@ -136,34 +140,38 @@ func (m *model) apply(d *classifier.Delta) {
 	}
 }
 
+// pickKey draws a key; the same one for the same stream.
+func pickKey[K comparable, V any](r *rand.Rand, m map[K]V) (k K, ok bool) {
+	keys := slices.SortedFunc(maps.Keys(m), func(a, b K) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	if len(keys) == 0 {
+		return k, false
+	}
+	return keys[r.IntN(len(keys))], true
+}
+
 // randomDelta draws one to three events from another universe.
 func randomDelta(r *rand.Rand, m *model) *classifier.Delta {
 	d := &classifier.Delta{}
 	other := newModel(r)
-	anyOf := func(n int) int { return r.IntN(max(n, 1)) }
 	for range 1 + r.IntN(3) {
 		switch r.IntN(12) {
 		case 0, 1, 2: // a policy appears or changes
-			for ref, set := range other.policies {
-				d.Policies = append(d.Policies, classifier.PolicyChange{Ref: ref, Set: set})
-				break
+			if ref, ok := pickKey(r, other.policies); ok {
+				d.Policies = append(d.Policies, classifier.PolicyChange{Ref: ref, Set: other.policies[ref]})
 			}
 		case 3: // a policy goes
 			d.Policies = append(d.Policies, classifier.PolicyChange{Ref: classifier.PolicyRef{Group: "test", Kind: "Policy", Name: fmt.Sprint("p", r.IntN(4))}})
 		case 4, 5, 6: // a pod appears, moves, is relabelled, takes another's address
-			for _, e := range other.pods {
-				d.Pods = append(d.Pods, e)
-				break
+			if n, ok := pickKey(r, other.pods); ok {
+				d.Pods = append(d.Pods, other.pods[n])
 			}
 		case 7: // a pod goes
-			for n := range m.pods {
+			if n, ok := pickKey(r, m.pods); ok {
 				d.DropPods = append(d.DropPods, n)
-				break
 			}
 		case 8: // a namespace is relabelled
-			for _, e := range other.pods {
-				d.Namespaces = map[string]map[string]string{e.Namespace: e.NamespaceLabels}
-				break
+			if n, ok := pickKey(r, other.pods); ok {
+				d.Namespaces = map[string]map[string]string{n.Namespace: other.pods[n].NamespaceLabels}
 			}
 		case 9: // a node changes or goes
 			if r.IntN(3) == 0 {
@@ -172,8 +180,7 @@ func randomDelta(r *rand.Rand, m *model) *classifier.Delta {
 				d.Nodes = append(d.Nodes, other.nodes[fmt.Sprint("n", 1+r.IntN(2))])
 			}
 		case 10: // a set changes or goes
-			names := slices.Sorted(maps.Keys(other.sets))
-			name := names[anyOf(len(names))]
+			name, _ := pickKey(r, other.sets)
 			if r.IntN(3) == 0 {
 				d.DropSets = append(d.DropSets, name)
 			} else {
@@ -358,22 +365,25 @@ func TestOrderOfIncrementsDoesNotMatter(t *testing.T) {
 			event(&classifier.Delta{Policies: []classifier.PolicyChange{{Ref: ref, Set: end.policies[ref]}}},
 				&classifier.Delta{Policies: []classifier.PolicyChange{{Ref: ref, Set: start.policies[ref]}}})
 		}
-		for n := range start.pods {
+		for _, n := range sortedPods(start.pods) {
 			if _, stays := end.pods[n]; !stays {
 				event(&classifier.Delta{DropPods: []classifier.PodName{n}}, &classifier.Delta{Pods: []rule.Endpoint{start.pods[n]}})
 			}
 		}
-		for n, e := range end.pods {
+		for _, n := range sortedPods(end.pods) {
+			e := end.pods[n]
 			back := &classifier.Delta{DropPods: []classifier.PodName{n}}
 			if was, ok := start.pods[n]; ok {
 				back = &classifier.Delta{Pods: []rule.Endpoint{was}}
 			}
 			event(&classifier.Delta{Pods: []rule.Endpoint{e}}, back)
 		}
-		for n, e := range end.nodes {
+		for _, n := range slices.Sorted(maps.Keys(end.nodes)) {
+			e := end.nodes[n]
 			event(&classifier.Delta{Nodes: []rule.Node{e}}, &classifier.Delta{Nodes: []rule.Node{start.nodes[n]}})
 		}
-		for n, p := range end.sets {
+		for _, n := range slices.Sorted(maps.Keys(end.sets)) {
+			p := end.sets[n]
 			event(&classifier.Delta{Sets: map[string][]netip.Prefix{n: p}}, &classifier.Delta{Sets: map[string][]netip.Prefix{n: start.sets[n]}})
 		}
 		end.node = start.node
@@ -392,7 +402,8 @@ func TestOrderOfIncrementsDoesNotMatter(t *testing.T) {
 			ways["to and fro"] = append(ways["to and fro"], events[i], undo[events[i]], events[i])
 		}
 		want := compileOrFail(t, end.set(), end.world())
-		for name, way := range ways {
+		for _, name := range slices.Sorted(maps.Keys(ways)) {
+			way := ways[name]
 			l := newLive(t, start)
 			for _, d := range way {
 				mustApply(t, l, d)

@@ -187,8 +187,9 @@ func (m *memory) bytes() int {
 	return len(m.cells.Load().words)*cellBytes + m.programBytes + m.indexBytes + len(m.outcomeIDs)*outcomeBytes
 }
 
-// full reports whether programs must not be added any more: the next table will
-// have a new memory. The caller holds m.mu.
+// full reports whether programs must not be added any more. Connections that
+// need one are then decided by walking the rules; the next table has a new
+// memory. The caller holds m.mu.
 func (m *memory) full() bool {
 	return m.programBytes+m.indexBytes+len(m.outcomeIDs)*outcomeBytes > m.budget/4 || len(*m.programs.Load()) >= maxPrograms
 }
