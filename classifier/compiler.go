@@ -145,7 +145,8 @@ func (p *policyEntry) same(set *rule.Set, rules, isolations []int32) bool {
 
 func sameRule(a, b *rule.Rule) bool {
 	return a.Direction == b.Direction && a.Order == b.Order && a.Action == b.Action && a.Skip == b.Skip &&
-		a.Audit == b.Audit && a.Stage == b.Stage && a.Origin == b.Origin && slices.Equal(a.L4, b.L4) &&
+		a.Audit == b.Audit && a.Auth == b.Auth &&
+		a.Stage == b.Stage && a.Origin == b.Origin && slices.Equal(a.L4, b.L4) &&
 		sameSelector(&a.Subject, &b.Subject) && slices.EqualFunc(a.Peers, b.Peers, samePeer)
 }
 

@@ -28,17 +28,18 @@ type Reason uint8
 
 // Reasons.
 const (
-	ReasonNone        Reason = iota
-	ReasonRule               // a rule matched
-	ReasonIsolation          // a policy isolates the subject and nothing allowed the connection
-	ReasonDefault            // no policy had anything to say: allow
-	ReasonNodeLocal          // the node's own address to a pod on that node: allow
-	ReasonSelf               // a pod to its own address: allow
-	ReasonNotLocal           // the subject is not a pod policed here: nothing to decide, allow
-	ReasonUnknownPeer        // peer inside a pod CIDR but not known (yet): drop
+	ReasonNone         Reason = iota
+	ReasonRule                // a rule matched
+	ReasonIsolation           // a policy isolates the subject and nothing allowed the connection
+	ReasonDefault             // no policy had anything to say: allow
+	ReasonNodeLocal           // the node's own address to a pod on that node: allow
+	ReasonSelf                // a pod to its own address: allow
+	ReasonNotLocal            // the subject is not a pod policed here: nothing to decide, allow
+	ReasonUnknownPeer         // peer inside a pod CIDR but not known (yet): drop
+	ReasonAuthRequired        // allowed, but only with authentication, which nobody can give: drop
 )
 
-var reasonNames = [...]string{"", "rule", "isolation", "default", "node-local", "self", "not-local", "unknown-peer"}
+var reasonNames = [...]string{"", "rule", "isolation", "default", "node-local", "self", "not-local", "unknown-peer", "auth-required"}
 
 // String returns the reason's name as printed in JSON.
 func (r Reason) String() string {
@@ -64,7 +65,7 @@ type OutcomeID uint32
 type Outcome struct {
 	Verdict Verdict
 	Reason  Reason
-	Band    rule.Band // deciding band; BandDefault where Reason is not rule or isolation
+	Band    rule.Band // deciding band; BandDefault where Reason is not rule, isolation or auth-required
 	Rule    RuleID    // deciding rule, or NoRule
 	// Isolations are the indexes (Table.Isolation) of every policy whose
 	// isolation caused the drop, when Reason is isolation.

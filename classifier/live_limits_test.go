@@ -92,7 +92,7 @@ func TestSmallBudget(t *testing.T) {
 	c := cluster(workload.Small)
 	plenty := compileOrFail(t, copyOf(c), c.World)
 	keys := c.Keys(30_000, 3)
-	for _, budget := range []int{1, 20_000, 100_000, 500_000} {
+	for _, budget := range []int{1, 20_000, 100_000, 4_000_000} {
 		l, _, err := classifier.NewLive(copyOf(c), c.World, classifier.Options{MemoryBudget: budget})
 		if err != nil {
 			t.Fatal(err)
@@ -114,7 +114,7 @@ func TestSmallBudget(t *testing.T) {
 		}
 		old := l.Table()
 		next, _ := mustApply(t, l, &classifier.Delta{})
-		if next.SharesMemory(old) != (budget == 500_000) {
+		if next.SharesMemory(old) != (budget == 4_000_000) {
 			t.Errorf("budget %d: %d bytes used, shared with the next table: %t", budget, m.Cells+m.Programs, next.SharesMemory(old))
 		}
 	}

@@ -75,7 +75,7 @@ func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer party,
 	s, p := t.subjects[subject.rec.subject].subject, peer.rec.peer
 	side.OtherSubjects = t.ruleCount[d] - len(s.rules[d])
 	ms := s.matches(d, p, nil)
-	w := explainWalk{t: t, key: k, dir: d, subject: s, byID: map[RuleID]*candidate{}, peers: map[RuleID]bool{}}
+	w := explainWalk{t: t, key: k, dir: d, subject: s, outcome: side.Outcome, byID: map[RuleID]*candidate{}, peers: map[RuleID]bool{}}
 	for _, m := range ms {
 		w.peers[s.rules[d][m.index].id] = true
 	}
@@ -99,6 +99,7 @@ type explainWalk struct {
 	subject *subject
 	peers   map[RuleID]bool // rules whose peers match, or may
 	byID    map[RuleID]*candidate
+	outcome *Outcome
 	skipped rule.BandSet
 	skipper RuleID // the rule that skipped last
 	done    bool
@@ -153,6 +154,14 @@ func (w *explainWalk) rule(id RuleID, r *rule.Rule, tb *TraceBand) TraceRule {
 	if tr.Why != "" {
 		return tr
 	}
+	if r.Action == rule.Allow && r.Stage == rule.Enforce && w.outcome.Reason == ReasonUnknownPeer {
+		// The walk ended here all the same, see step.authenticate.
+		w.done = true
+		return TraceRule{
+			Rule: id, Why: "unknown-peer",
+			Detail: "a rule of the band that needs authentication may be meant: the other side is inside a pod CIDR but no known pod has its address",
+		}
+	}
 	tr.Matched = true
 	switch {
 	case r.Stage == rule.AuditOnly:
@@ -163,6 +172,9 @@ func (w *explainWalk) rule(id RuleID, r *rule.Rule, tb *TraceBand) TraceRule {
 	default:
 		tb.Result = BandMatched
 		w.done = true
+		if o := w.outcome; o.Reason == ReasonAuthRequired && o.Band == r.Order.Band {
+			tr.Detail = "allows, but " + describe(w.t.Rule(o.Rule)) + " needs authentication, which nothing here can give"
+		}
 	}
 	return tr
 }

@@ -65,6 +65,7 @@ func walkOnce(d flow.Direction, s *subject, cands []candidate, proto flow.Proto,
 	var skipped rule.BandSet
 	i := 0
 	for b := rule.Band(0); int(b) < rule.NumBands; b++ {
+		band := i // first candidate of the band
 		for ; i < len(cands) && cands[i].rule.Order.Band == b; i++ {
 			c := &cands[i]
 			if skipped.Has(b) || c.rule.Stage == rule.AuditOnly && !staged {
@@ -81,6 +82,11 @@ func walkOnce(d flow.Direction, s *subject, cands []candidate, proto flow.Proto,
 			}
 			if c.rule.Stage == rule.AuditOnly {
 				st.metStaged = true
+			}
+			if c.rule.Action == rule.Allow {
+				if st.authenticate(cands[band:], b, proto, dst, src, staged) {
+					return st
+				}
 			}
 			if c.rule.Audit {
 				st.audit = append(st.audit, c.id)
@@ -110,6 +116,34 @@ func walkOnce(d flow.Direction, s *subject, cands []candidate, proto flow.Proto,
 	}
 	st.verdict, st.reason = Allow, ReasonDefault
 	return st
+}
+
+// authenticate is asked when a rule of band b allows: does any rule of the band
+// that matches, too, stronger or weaker, need authentication? Then it turns the
+// walk's result into the drop and returns true. cands starts at the band.
+func (st *step) authenticate(cands []candidate, b rule.Band, proto flow.Proto, dst, src uint16, staged bool) bool {
+	for i := range cands {
+		c := &cands[i]
+		if c.rule.Order.Band != b {
+			return false
+		}
+		if !c.rule.Auth || c.rule.Stage == rule.AuditOnly && !staged {
+			continue
+		}
+		switch c.matches(proto, dst, src) {
+		case maybe:
+			st.verdict, st.reason = Drop, ReasonUnknownPeer
+			return true
+		case yes:
+			st.metStaged = st.metStaged || c.rule.Stage == rule.AuditOnly
+			if c.rule.Audit {
+				st.audit = append(st.audit, c.id)
+			}
+			st.verdict, st.reason, st.band, st.rule = Drop, ReasonAuthRequired, b, c.id
+			return true
+		}
+	}
+	return false
 }
 
 func verdictOf(a rule.Action) Verdict {

@@ -151,11 +151,25 @@ func (q *question) walk(staged bool) walked {
 			if m == inDoubt {
 				return end(classifier.Drop, classifier.ReasonUnknownPeer, rule.BandDefault)
 			}
-			if r.Audit {
-				w.audit = append(w.audit, r)
-			}
 			if r.Stage == rule.AuditOnly {
 				w.metStaged = true
+			}
+			if r.Action == rule.Allow {
+				needs, m := q.authentication(rules, band)
+				if m == inDoubt {
+					return end(classifier.Drop, classifier.ReasonUnknownPeer, rule.BandDefault)
+				}
+				if m == yes {
+					w.rule = needs
+					w.metStaged = w.metStaged || needs.Stage == rule.AuditOnly
+					if needs.Audit {
+						w.audit = append(w.audit, needs)
+					}
+					return end(classifier.Drop, classifier.ReasonAuthRequired, band)
+				}
+			}
+			if r.Audit {
+				w.audit = append(w.audit, r)
 			}
 			if r.Action == rule.Skip {
 				skipped |= r.Skip
@@ -182,6 +196,19 @@ func (q *question) walk(staged bool) walked {
 		}
 	}
 	return end(classifier.Allow, classifier.ReasonDefault, rule.BandDefault)
+}
+
+// authentication finds the strongest rule of a band that needs authentication
+// for the connection, or may.
+func (q *question) authentication(rules []*rule.Rule, band rule.Band) (*rule.Rule, answer) {
+	for _, r := range rules {
+		if r.Order.Band == band && r.Auth {
+			if m := q.match(r); m != no {
+				return r, m
+			}
+		}
+	}
+	return nil, no
 }
 
 // rules lists the rules of the direction that take part, strongest first.

@@ -16,7 +16,9 @@
 //	skipped := no band
 //	for each band, strongest first, that is not in skipped:
 //	    for each rule of the band in Order whose Subject, Peers and L4 match:
-//	        Allow, Deny, Reject   → final
+//	        Allow                 → final; if a rule of the band that matches, too,
+//	                                needs authentication: Deny, by that rule
+//	        Deny, Reject          → final
 //	        Skip                  → skipped |= rule.Skip, go on with the next
 //	                                rule whose band is not skipped
 //	    if an Isolation of the band selects the subject → Deny, final

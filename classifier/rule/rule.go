@@ -133,8 +133,12 @@ type Rule struct {
 	Action    Action
 	Skip      BandSet // for Action Skip: the bands left out from here on
 	Audit     bool    // write an audit record when this rule decides or is skipped through
-	Stage     Stage
-	Origin    Origin
+	// Auth, on an Allow rule, says that what it matches needs authentication,
+	// whichever rule of the band allows it (S3-32…S3-34). Nothing authenticates
+	// yet, so an Allow from that band becomes a Drop that names this rule.
+	Auth   bool
+	Stage  Stage
+	Origin Origin
 }
 
 // Isolation makes a band end with Deny for the subjects it selects.

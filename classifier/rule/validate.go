@@ -31,6 +31,9 @@ func (s *Set) Validate() error {
 		if (r.Action == Skip) != (r.Skip != 0) {
 			bad(&r.Origin, "action %s with skip set %b", r.Action, r.Skip)
 		}
+		if r.Auth && r.Action != Allow {
+			bad(&r.Origin, "action %s cannot need authentication", r.Action)
+		}
 		for j := range r.Peers {
 			if err := r.Peers[j].validate(); err != nil {
 				bad(&r.Origin, "peer %d: %v", j, err)

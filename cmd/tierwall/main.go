@@ -66,7 +66,7 @@ Exit codes: 0 answered, 1 found something wrong, 2 could not ask or answer.`,
 		},
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newMatrix(), newExplain(), newCheck(), newAudit(), newDemo(), newVersion(), newDaemon())
+	root.AddCommand(newMatrix(), newExplain(), newCheck(), newGet(), newAudit(), newDemo(), newVersion(), newDaemon())
 	markUsage(root)
 	return root
 }

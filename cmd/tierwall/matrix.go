@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"io"
 	"iter"
 	"slices"
@@ -78,20 +79,21 @@ func parsePorts(texts []string) ([]query.Port, error) {
 // writeFlows streams the JSON object, one flow per line: a thousand pods are a
 // million flows.
 func writeFlows(w io.Writer, flows iter.Seq[query.Flow]) error {
-	b := bufio.NewWriter(w)
-	b.WriteString(`{"flows":[`)
-	separator := "\n"
+	b := bufio.NewWriter(w) // keeps the first error for Flush
+	separator := `{"flows":[` + "\n"
 	for f := range flows {
 		line, err := json.Marshal(f)
 		if err != nil {
 			return err
 		}
-		b.WriteString(separator)
-		if _, err := b.Write(line); err != nil {
+		if _, err := fmt.Fprintf(b, "%s%s", separator, line); err != nil {
 			return err // a closed pipe ends the work
 		}
 		separator = ",\n"
 	}
-	b.WriteString("\n]}\n")
+	if separator != ",\n" {
+		fmt.Fprint(b, separator)
+	}
+	fmt.Fprint(b, "\n]}\n")
 	return b.Flush()
 }

@@ -58,24 +58,34 @@ func TestMatrixContract(t *testing.T) {
 		return fmt.Sprintf("%s|%s|%s|%s|%s", s["verdict"], s["band"], s["policy"], s["rule"], s["reason"])
 	}
 	for _, tt := range []struct{ from, to, keys, verdict, egress, ingress string }{
-		{"shop/frontend", "shop/backend-1", "egress from ingress port resolvedPort to verdict", "Allow",
+		{
+			"shop/frontend", "shop/backend-1", "egress from ingress port resolvedPort to verdict", "Allow",
 			"Allow|default|||default",
-			"Allow|networkpolicy|networkpolicy.networking.k8s.io/shop/backend|ingress[0]|rule"},
-		{"monitoring/prometheus", "shop/backend-0", "egress from ingress port resolvedPort to verdict", "Allow",
+			"Allow|networkpolicy|networkpolicy.networking.k8s.io/shop/backend|ingress[0]|rule",
+		},
+		{
+			"monitoring/prometheus", "shop/backend-0", "egress from ingress port resolvedPort to verdict", "Allow",
 			"Allow|default|||default",
-			"Allow|admin|adminnetworkpolicy.policy.networking.k8s.io//monitoring|scrape|rule"},
+			"Allow|admin|adminnetworkpolicy.policy.networking.k8s.io//monitoring|scrape|rule",
+		},
 		// The database has no port of that name: no resolvedPort, and rules with ports do not match.
-		{"shop/backend-0", "shop/db", "egress from ingress port to verdict", "Drop",
+		{
+			"shop/backend-0", "shop/db", "egress from ingress port to verdict", "Drop",
 			"Allow|default|||default",
-			"Drop|networkpolicy|networkpolicy.networking.k8s.io/shop/db||isolation"},
+			"Drop|networkpolicy|networkpolicy.networking.k8s.io/shop/db||isolation",
+		},
 		{"shop/db", "shop/db", "egress from ingress port to verdict", "Allow", "Allow|default|||self", "Allow|default|||self"},
 		// X-58: the node to its own pod; the host-network pod is nobody's subject.
-		{"monitoring/node-exporter", "shop/backend-0", "egress from ingress port resolvedPort to verdict", "Allow",
-			"Allow|default|||not-local", "Allow|default|||node-local"},
+		{
+			"monitoring/node-exporter", "shop/backend-0", "egress from ingress port resolvedPort to verdict", "Allow",
+			"Allow|default|||not-local", "Allow|default|||node-local",
+		},
 		// ... and another node's pod treats it as an address like any other.
-		{"monitoring/node-exporter", "shop/backend-1", "egress from ingress port resolvedPort to verdict", "Drop",
+		{
+			"monitoring/node-exporter", "shop/backend-1", "egress from ingress port resolvedPort to verdict", "Drop",
 			"Allow|default|||not-local",
-			"Drop|networkpolicy|networkpolicy.networking.k8s.io/shop/backend||isolation"},
+			"Drop|networkpolicy|networkpolicy.networking.k8s.io/shop/backend||isolation",
+		},
 	} {
 		f := find(tt.from, tt.to)
 		if got := keys(f); got != tt.keys {
@@ -97,6 +107,17 @@ func TestMatrixContract(t *testing.T) {
 	isolations := find("shop/backend-0", "shop/db")["ingress"].(map[string]any)["isolations"]
 	if fmt.Sprint(isolations) != "[networkpolicy.networking.k8s.io/shop/db]" {
 		t.Errorf("isolations %v", isolations)
+	}
+}
+
+// No pods, no flows: still the same JSON form.
+func TestMatrixOfNothing(t *testing.T) {
+	r := tierwall(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n", "matrix", "-m", "-", "-o", "json")
+	if r.code != 0 || strings.Join(strings.Fields(r.out), "") != `{"flows":[]}` {
+		t.Errorf("exit code %d: %s%s", r.code, r.out, r.err)
+	}
+	if r := tierwall(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n", "matrix", "-m", "-"); r.code != 0 || !strings.Contains(r.out, "0 connections") {
+		t.Errorf("exit code %d: %s%s", r.code, r.out, r.err)
 	}
 }
 

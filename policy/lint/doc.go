@@ -4,16 +4,23 @@
 //
 //	nobody      a policy selects no pod there is now
 //	nothing     a rule can never match: no peer, a selector that contradicts itself,
-//	            a named port no pod it could concern has
+//	            a named port no pod it could concern has; or matches nobody there
+//	            is now: peers that select no pod, a node selector without nodes
+//	shadowed    a rule that never decides, since a stronger one matches all it does
 //	overridden  a NetworkPolicy's say about pods is taken away for all its subjects
 //	            by a stronger rule that covers every pod and port (S0-67, S0-69)
-//	dns         a pod's egress is restricted to a list that leaves DNS out
+//	dns         a pod's egress is restricted so that DNS is left out
+//	networks    a network of an upstream policy that covers pods, too
 //	misplaced   a tierwall.io annotation on a namespace, where none is read
 //
 // Findings are warnings. A check that would have to guess stays silent: nothing is
 // said about pods when the inventory has none, about DNS when all egress is cut
 // (that is meant), or about a rule that only some subjects are overridden by.
+// A rule is shadowed when one other rule covers it by what is written; several
+// rules that cover it together, or selectors that happen to select the same pods
+// now, are not looked for.
 //
 // What one object or one dialect can tell by itself (rule names used twice, equal
-// priorities, Pass at priority 0) comes from the dialect's Validate and Lower.
+// priorities, Pass at priority 0, wildcards without a dot, sets that only DNS could
+// fill) comes from the dialect's Validate and Lower.
 package lint

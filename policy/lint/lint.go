@@ -17,31 +17,30 @@ import (
 // Check returns what looks wrong about set, lowered from objs over inv (see
 // lower.Build), as sorted warnings. Nothing is modified.
 //
-// It costs rules × pods of distinct labels: fine for a command, too much for
-// every update of a daemon.
+// It costs distinct subjects × pods of distinct labels, and for shadowed rules up
+// to the square of the rules with related subjects: fine for a command, too much
+// for every update of a daemon.
 func Check(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag.List {
-	c := checker{set: set, inv: inv, policies: map[id]*policy{}, pods: distinct(kube.Endpoints(inv), inv)}
+	c := checker{
+		set: set, inv: inv, policies: map[id]*policy{}, pods: distinct(kube.Endpoints(inv), inv),
+		selects: map[string]bool{}, taken: map[direction]bool{},
+	}
 	for _, o := range objs {
 		c.policies[id{o.Kind.Group, o.Kind.Kind, o.Namespace, o.Name}] = &policy{object: o}
 	}
-	for i := range set.Rules {
-		if p := c.of(&set.Rules[i].Origin); p != nil {
-			p.subjects = append(p.subjects, &set.Rules[i].Subject)
-		}
-	}
-	for i := range set.Isolations {
-		if p := c.of(&set.Isolations[i].Origin); p != nil {
-			p.subjects = append(p.subjects, &set.Isolations[i].Subject)
-		}
-	}
+	c.index()
 	if len(c.pods) > 0 {
 		c.nobody()
 		c.overridden()
 		c.dns()
 	}
 	c.nothing()
+	c.shadowed()
+	c.networks()
 	c.misplaced()
 	c.found.Sort()
+	// One rule of a policy can be several of the set.
+	c.found.Warnings = slices.Compact(c.found.Warnings)
 	return c.found
 }
 
@@ -50,7 +49,7 @@ type id struct{ group, kind, namespace, name string }
 // policy is an object and what was lowered from it.
 type policy struct {
 	object   *api.Object
-	subjects []*rule.Selector
+	subjects []int // of its rules and isolations, in checker.subjects
 }
 
 type checker struct {
@@ -59,6 +58,16 @@ type checker struct {
 	policies map[id]*policy
 	pods     []rule.Endpoint // one of each kind that policy can tell apart
 	found    diag.List
+
+	subjects                      []subject
+	ruleSubject, isolationSubject []int              // of each rule and isolation of the set
+	selects                       map[string]bool    // selector in text form → selects a pod
+	taken                         map[direction]bool // overridden as a whole
+
+	// For shadowed and networks, filled by the first who asks.
+	covering [][]int  // subject → the subjects that include it
+	rulesOf  [][]int  // subject → its rules
+	skips    [2][]int // direction → the rules that skip bands
 }
 
 // of returns the policy a rule comes from, nil when its object was not given.
@@ -70,36 +79,18 @@ func (c *checker) warn(o *api.Object, path, message, hint string) {
 	c.found.Warnings = append(c.found.Warnings, o.Finding(path, message, hint))
 }
 
-// distinct keeps one pod of those that selectors and named ports cannot tell
-// apart: a Deployment's replicas count once.
-func distinct(pods []rule.Endpoint, inv *inventory.Snapshot) []rule.Endpoint {
-	seen := map[string]bool{}
-	var out []rule.Endpoint
-	for i := range pods {
-		p := &pods[i]
-		p.Ports = inv.Pods[i].Ports
-		key := fmt.Sprint(p.Namespace, p.ServiceAccount, p.HostNetwork, p.Labels, p.Ports) // fmt sorts maps
-		if !seen[key] {
-			seen[key] = true
-			out = append(out, *p)
-		}
-	}
-	return out
-}
-
 // nobody: a policy that selects no pod.
 func (c *checker) nobody() {
 	for _, k := range slices.SortedFunc(maps.Keys(c.policies), compareID) {
 		p := c.policies[k]
-		if len(p.subjects) == 0 || slices.ContainsFunc(p.subjects, func(s *rule.Selector) bool {
-			return slices.ContainsFunc(c.pods, func(e rule.Endpoint) bool { return s.Matches(&e) })
-		}) {
-			continue
+		if len(p.subjects) == 0 || slices.ContainsFunc(p.subjects, func(n int) bool { return !c.subjects[n].pods.empty() }) ||
+			c.subjects[p.subjects[0]].selector.None {
+			continue // what selects nobody by its form, its dialect has reported
 		}
 		hint := "compare the selector with the pods' labels; a policy may also be written before its pods exist"
 		onHost := slices.ContainsFunc(c.pods, func(e rule.Endpoint) bool {
 			e.HostNetwork = false
-			return p.subjects[0].Matches(&e)
+			return c.subjects[p.subjects[0]].selector.Matches(&e)
 		})
 		if onHost {
 			hint = "the pods it would select are on the host network, where no policy selects pods"
@@ -114,11 +105,13 @@ func compareID(a, b id) int {
 
 // subjectPath is where a kind writes its subject.
 func subjectPath(o *api.Object) string {
-	switch o.Kind.Kind {
-	case "NetworkPolicy":
+	switch o.Kind.Group {
+	case "networking.k8s.io":
 		return "spec.podSelector"
-	case "AdminNetworkPolicy":
+	case upstreamGroup:
 		return "spec.subject"
+	case "netpol.networking.k8s.io", "crd.antrea.io":
+		return "spec.appliedTo"
 	}
 	return "spec"
 }
@@ -130,7 +123,27 @@ func side(d flow.Direction) string {
 	return "to"
 }
 
-func rulePath(r *rule.Rule) string { return fmt.Sprintf("spec.%s[%d]", r.Direction, r.Origin.Index) }
+// rulePath is where a rule is written. Cilium's rules that are no items of
+// spec.ingress or spec.egress are called by their place.
+func rulePath(r *rule.Rule) string {
+	switch o := &r.Origin; {
+	case o.Group != "cilium.io" || o.Rule == "":
+		return fmt.Sprintf("spec.%s[%d]", r.Direction, o.Index)
+	case strings.HasPrefix(o.Rule, "specs["):
+		return o.Rule
+	}
+	return "spec." + r.Origin.Rule
+}
+
+// ruleRef names a rule of another policy.
+func ruleRef(r *rule.Rule) string {
+	o := &r.Origin
+	name := o.Name
+	if o.Namespace != "" {
+		name = o.Namespace + "/" + name
+	}
+	return fmt.Sprintf("%s of %s %s", r.RuleName(), o.Kind, name)
+}
 
 // nothing: rules that can never match.
 func (c *checker) nothing() {
@@ -145,15 +158,23 @@ func (c *checker) nothing() {
 			continue
 		}
 		if len(r.Peers) == 0 {
+			if r.Origin.Dialect != "kep" {
+				continue // an empty list means everybody there: its dialect has said what is missing
+			}
 			c.warn(p.object, rulePath(r), fmt.Sprintf("the rule matches nothing because `%s` is empty", side(r.Direction)),
 				"in this API an empty list matches no peer: write a selector that matches all")
 			continue
 		}
+		contradicts := false
 		for j := range r.Peers {
 			if peer := &r.Peers[j]; peer.Kind == rule.PeerPods && contradictory(&peer.Pods) {
+				contradicts = true
 				c.warn(p.object, fmt.Sprintf("%s.%s[%d]", rulePath(r), side(r.Direction), j),
 					"the selector contradicts itself: no pod can match it", "")
 			}
+		}
+		if !contradicts {
+			c.nobodyThere(p, r)
 		}
 		for _, l := range r.L4 {
 			if l.Name != "" && c.portNowhere(r, &l) {
@@ -162,6 +183,27 @@ func (c *checker) nothing() {
 			}
 		}
 	}
+}
+
+// nobodyThere: a rule whose peers are nobody there is.
+func (c *checker) nobodyThere(p *policy, r *rule.Rule) {
+	nodes := false
+	for i := range r.Peers {
+		peer := &r.Peers[i]
+		switch {
+		case peer.Kind == rule.PeerPods && !peer.Pods.None && len(c.pods) > 0 && !c.anyPod(&peer.Pods):
+		case peer.Kind == rule.PeerSet && len(c.inv.Nodes) > 0 && inventory.NodeSet(peer.Set) && len(c.inv.Sets([]string{peer.Set})[peer.Set]) == 0:
+			nodes = true
+		default:
+			return // somebody, or not for this check to say
+		}
+	}
+	if nodes {
+		c.warn(p.object, rulePath(r), fmt.Sprintf("`%s` selects no node there is now", side(r.Direction)), "compare the selector with the nodes' labels")
+		return
+	}
+	c.warn(p.object, rulePath(r), fmt.Sprintf("`%s` selects no pod there is now", side(r.Direction)),
+		"compare the selectors with the labels of pods and namespaces; a rule may also be written before its peers exist")
 }
 
 // portNowhere reports whether there are pods that could be the rule's

@@ -59,6 +59,7 @@ func randomRule(r *rand.Rand, band rule.Band, i int) rule.Rule {
 			Rule: pick(r, []string{"", "named"}), Index: i,
 		},
 	}
+	ru.Auth = ru.Action == rule.Allow && chance(r, 5)
 	if ru.Action == rule.Skip {
 		ru.Audit = chance(r, 2)
 		ru.Skip = rule.Bands(band) // Pass, as the KEP has it

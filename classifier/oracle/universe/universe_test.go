@@ -47,7 +47,7 @@ func TestEverythingHappens(t *testing.T) {
 		"rule by source port", "rule by ICMP", "subject by any-of",
 	}
 	for _, d := range flow.Directions {
-		for why := classifier.ReasonRule; why <= classifier.ReasonUnknownPeer; why++ {
+		for why := classifier.ReasonRule; why <= classifier.ReasonAuthRequired; why++ {
 			if why != classifier.ReasonNodeLocal || d == flow.Ingress { // node-local is about arriving
 				want = append(want, d.String()+" reason "+why.String())
 			}
