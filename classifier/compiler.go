@@ -62,7 +62,7 @@ func (l *Live) diff(set *rule.Set, world *rule.World) (*Delta, error) {
 	l.diffNodes(world, d)
 	for name, prefixes := range world.Sets {
 		s := l.sets[name]
-		if s == nil || !l.s.sets.at(int(s.id)).present || !slices.Equal(s.prefixes, prefixes) {
+		if s == nil || !s.present || !slices.Equal(s.prefixes, prefixes) {
 			if d.Sets == nil {
 				d.Sets = map[string][]netip.Prefix{}
 			}
@@ -70,7 +70,7 @@ func (l *Live) diff(set *rule.Set, world *rule.World) (*Delta, error) {
 		}
 	}
 	for name, s := range l.sets {
-		if _, there := world.Sets[name]; !there && l.s.sets.at(int(s.id)).present {
+		if _, there := world.Sets[name]; !there && s.present {
 			d.DropSets = append(d.DropSets, name)
 		}
 	}

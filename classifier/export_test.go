@@ -34,7 +34,7 @@ func (l *Live) Counts() map[string]int {
 		"isolations": l.isolationIDs.used(), "namespaces": len(l.namespaces), "pods": l.podCount, "local pods": l.localCount,
 		"identities": l.identities.count, "contested": len(l.contested), "nodes": len(l.nodes),
 		"node claims": len(l.nodeClaims), "pod CIDRs": len(l.podCIDRs), "regions": len(l.regions), "prefixes": prefixes,
-		"addresses": l.s.addrs.count(),
+		"addresses": l.s.addrs.count(), "sets": len(l.sets), "set numbers": l.setIDs.used(),
 	}
 }
 

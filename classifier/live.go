@@ -43,7 +43,7 @@ type Live struct {
 	dead           []uint32 // serials of subjects that are no more
 	listsStale     bool
 
-	ruleIDs, isolationIDs numbers
+	ruleIDs, isolationIDs, setIDs numbers
 
 	namespaces map[string]map[string]*pod
 	podCount   int
@@ -140,7 +140,8 @@ func (l *Live) fill(set *rule.Set, world *rule.World) {
 	l.policies = make(map[PolicyRef]*policyEntry, len(set.Rules)/2)
 	l.scopes = scopeIndex{}
 	l.subjects, l.dead, l.subjectIndexes, l.subjectsEpoch = map[subjectKey]*subjectUse{}, nil, numbers{}, l.epoch
-	l.ruleIDs, l.isolationIDs, l.podSlots, l.nodeSlots = numbers{}, numbers{}, numbers{}, numbers{}
+	l.ruleIDs, l.isolationIDs, l.setIDs = numbers{}, numbers{}, numbers{}
+	l.podSlots, l.nodeSlots = numbers{}, numbers{}
 	l.namespaces, l.podCount, l.localCount = map[string]map[string]*pod{}, 0, 0
 	l.identities = newIdentities(len(world.Endpoints) / 4)
 	l.nodeSets = map[string]*nodeSet{}

@@ -23,7 +23,8 @@ type addrSet struct {
 	id       uint32
 	prefixes []netip.Prefix // as given
 	index    []netip.Prefix // masked, sorted, unique
-	uses     int
+	uses     int            // by rules
+	present  bool           // in the world
 }
 
 // namedSet is how a table keeps a set, for World.
@@ -68,7 +69,7 @@ func (l *Live) setUse(p netip.Prefix, id uint32, add bool) {
 func (l *Live) setOf(name string) *addrSet {
 	s := l.sets[name]
 	if s == nil {
-		s = &addrSet{id: uint32(len(l.sets))}
+		s = &addrSet{id: uint32(l.setIDs.take())}
 		l.sets[name] = s
 		l.s.sets.set(int(s.id), namedSet{name: name}, l.epoch)
 	}
@@ -91,6 +92,17 @@ func (l *Live) releaseSet(name string) {
 		for _, p := range s.index {
 			l.setUse(p, s.id, false)
 		}
+	}
+	l.freeSet(name, s)
+}
+
+// freeSet forgets a set that neither rules nor the world know. Its number may be
+// another's at once: subjects with rules about either set are new.
+func (l *Live) freeSet(name string, s *addrSet) {
+	if s.uses == 0 && !s.present {
+		delete(l.sets, name)
+		l.s.sets.set(int(s.id), namedSet{}, l.epoch)
+		l.setIDs.give(int(s.id))
 	}
 }
 
@@ -115,8 +127,9 @@ func (l *Live) changeSet(name string, prefixes []netip.Prefix, present bool) {
 			}
 		}
 	}
-	s.prefixes, s.index = prefixes, index
+	s.prefixes, s.index, s.present = prefixes, index, present
 	l.s.sets.set(int(s.id), namedSet{name, prefixes, present}, l.epoch)
+	l.freeSet(name, s)
 }
 
 // batchPrefixes is how many changed prefixes make a copy of the whole prefix
