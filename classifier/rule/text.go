@@ -49,6 +49,9 @@ func (r *Rule) text(b *strings.Builder) {
 	if len(r.L4) == 0 {
 		line(b, "l4", "none: matches nothing")
 	}
+	if r.Auth {
+		line(b, "auth", "required")
+	}
 	flags(b, r.Audit, r.Stage)
 }
 

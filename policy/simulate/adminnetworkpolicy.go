@@ -5,69 +5,34 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/api/kepanp"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
-// positive and baseline tell the two halves of AdminNetworkPolicy apart: before
-// and after NetworkPolicy (S0-17, S0-18).
-func positive(priority int32) bool { return priority > 0 }
-func baseline(priority int32) bool { return priority == 0 }
-
-// adminNetworkPolicies answers for the policies whose priority is in the half.
-// done is false when evaluation goes on after them: nothing matched, or a
-// positive Pass (S0-06). A Pass of the baseline half has nowhere to go on but
-// the default.
-func (s *Simulator) adminNetworkPolicies(c *connection, d flow.Direction, subject *inventory.Pod, half func(int32) bool) (o Outcome, done bool) {
-	for _, p := range s.anp {
-		if !half(p.priority) || !s.anpSubject(p.subject, subject) {
-			continue
-		}
-		for i := range p.rules[d] {
-			r := &p.rules[d][i]
-			if !s.anpMatch(c, d, subject, r) {
-				continue
-			}
-			switch r.action {
-			case "Allow": // S0-05
-				return decided(classifier.Allow, p.obj, d, r.name, i), true
-			case "Deny": // S0-04
-				return decided(classifier.Drop, p.obj, d, r.name, i), true
-			case "Pass":
-				return Outcome{}, false
-			}
-		}
+// newKEP converts an AdminNetworkPolicy of the KEP: a larger number is stronger,
+// 0 comes after NetworkPolicy (S0-14, S0-17, S0-18). Internals know no ceiling
+// (S0-16); 1001-p is where p stands among released objects.
+func (s *Simulator) newKEP(o *api.Object, spec *kepanp.Spec) upstreamPolicy {
+	p := upstreamPolicy{obj: o, rank: kepWeakest - int64(*spec.Priority), subject: func(pod *inventory.Pod) bool {
+		return s.anpSubject(&spec.Subject, pod)
+	}}
+	if *spec.Priority == 0 {
+		p.level = baselineLevel
 	}
-	return Outcome{}, false
-}
-
-// admin is one AdminNetworkPolicy.
-type admin struct {
-	obj      *api.Object // identity: the envelope is authoritative
-	priority int32
-	subject  *kepanp.Subject
-	rules    [2][]anpRule // by flow.Direction, in the order they are written (S0-19)
-}
-
-// anpRule is an ingress or egress rule.
-type anpRule struct {
-	name, action string
-	l4           *kepanp.L4Selector
-	peers        []kepanp.Peer
-}
-
-func newAdmin(o *api.Object, spec *kepanp.Spec) admin {
-	p := admin{obj: o, priority: *spec.Priority, subject: &spec.Subject}
+	add := func(d flow.Direction, name, action string, l4 *kepanp.L4Selector, peers []kepanp.Peer) {
+		p.rules[d] = append(p.rules[d], upstreamRule{name, action, func(c *connection, d flow.Direction, subject *inventory.Pod) bool {
+			return s.anpMatch(c, d, subject, l4, peers)
+		}})
+	}
 	for i := range spec.Ingress {
 		r := &spec.Ingress[i]
-		p.rules[flow.Ingress] = append(p.rules[flow.Ingress], anpRule{r.Name, r.Action, &r.L4Selector, r.From})
+		add(flow.Ingress, r.Name, r.Action, &r.L4Selector, r.From)
 	}
 	for i := range spec.Egress {
 		r := &spec.Egress[i]
-		p.rules[flow.Egress] = append(p.rules[flow.Egress], anpRule{r.Name, r.Action, &r.L4Selector, r.To})
+		add(flow.Egress, r.Name, r.Action, &r.L4Selector, r.To)
 	}
 	return p
 }
@@ -82,18 +47,18 @@ func (s *Simulator) anpSubject(sub *kepanp.Subject, pod *inventory.Pod) bool {
 
 // anpMatch asks one rule: L4 and one of the peers must match (S0-29, S0-30). No
 // peers match nothing (S0-31), and only pods are peers (S0-40, S0-50).
-func (s *Simulator) anpMatch(c *connection, d flow.Direction, subject *inventory.Pod, r *anpRule) bool {
+func (s *Simulator) anpMatch(c *connection, d flow.Direction, subject *inventory.Pod, l4 *kepanp.L4Selector, peers []kepanp.Peer) bool {
 	peer := c.peer(d).pod
 	if peer == nil {
 		return false
 	}
-	if !slices.ContainsFunc(r.peers, func(p kepanp.Peer) bool { return s.anpPeer(&p, subject, peer) }) {
+	if !slices.ContainsFunc(peers, func(p kepanp.Peer) bool { return s.anpPeer(&p, subject, peer) }) {
 		return false
 	}
-	if r.l4.AllPorts != nil && *r.l4.AllPorts { // S0-55
+	if l4.AllPorts != nil && *l4.AllPorts { // S0-55
 		return true
 	}
-	return slices.ContainsFunc(r.l4.Ports, func(p kepanp.Port) bool { // S0-56
+	return slices.ContainsFunc(l4.Ports, func(p kepanp.Port) bool { // S0-56
 		return portMatches(c, p.Protocol, p.Port, p.EndPort)
 	})
 }

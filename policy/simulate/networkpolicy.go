@@ -8,9 +8,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
-	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
@@ -21,10 +19,9 @@ type netpol struct {
 	spec *networkingv1.NetworkPolicySpec
 }
 
-// networkPolicies answers for NetworkPolicy v1. done is false when no policy
-// isolates the subject in the direction.
-func (s *Simulator) networkPolicies(c *connection, d flow.Direction, subject *inventory.Pod) (o Outcome, done bool) {
-	var isolating []string
+// networkPolicies returns the rules of the NetworkPolicies that select the subject
+// in the direction, and the policies: all of them isolate.
+func (s *Simulator) networkPolicies(c *connection, d flow.Direction, subject *inventory.Pod) (lines []line, isolating []string) {
 	for _, p := range s.np {
 		if p.obj.Namespace != subject.Namespace || !isolates(p.spec, d) || !s.selects(&p.spec.PodSelector, subject.Labels) {
 			continue
@@ -32,22 +29,15 @@ func (s *Simulator) networkPolicies(c *connection, d flow.Direction, subject *in
 		isolating = append(isolating, ref(p.obj))
 		if d == flow.Ingress {
 			for i, r := range p.spec.Ingress {
-				if s.npMatch(c, d, subject, r.From, r.Ports) {
-					return decided(classifier.Allow, p.obj, d, "", i), true
-				}
+				lines = append(lines, line{obj: p.obj, index: i, matches: s.npMatch(c, d, subject, r.From, r.Ports)})
 			}
 			continue
 		}
 		for i, r := range p.spec.Egress {
-			if s.npMatch(c, d, subject, r.To, r.Ports) {
-				return decided(classifier.Allow, p.obj, d, "", i), true
-			}
+			lines = append(lines, line{obj: p.obj, index: i, matches: s.npMatch(c, d, subject, r.To, r.Ports)})
 		}
 	}
-	if isolating == nil {
-		return Outcome{}, false
-	}
-	return Outcome{Verdict: classifier.Drop, Reason: classifier.ReasonIsolation, Index: -1, Isolating: isolating}, true
+	return lines, isolating
 }
 
 // isolates reports whether the policy concerns the direction. "If no policyTypes
@@ -102,8 +92,8 @@ func contains(cidr string, a netip.Addr) bool {
 	return err == nil && p.Contains(a)
 }
 
-// portMatches applies one item of a ports section. NetworkPolicyPort and the
-// KEP's port share its meaning (S0-57, S0-58, S0-60): the protocol is TCP unless
+// portMatches applies one item of a ports section. NetworkPolicyPort, the KEP's
+// port and Antrea's share its meaning (S0-57, S0-58, S0-60, S2-37): the protocol is TCP unless
 // given, an absent port is every port of the protocol, a name is looked up on
 // the destination pod.
 func portMatches(c *connection, protocol *corev1.Protocol, port *intstr.IntOrString, end *int32) bool {
@@ -117,12 +107,10 @@ func portMatches(c *connection, protocol *corev1.Protocol, port *intstr.IntOrStr
 	if port == nil {
 		return true
 	}
-	number := int32(c.key.DstPort)
 	if port.Type == intstr.String {
-		return c.dst.pod != nil && slices.ContainsFunc(c.dst.pod.Ports, func(np rule.NamedPort) bool {
-			return np.Name == port.StrVal && np.Proto == c.key.Proto && np.Port == c.key.DstPort
-		})
+		return namedPort(c, port.StrVal, c.key.Proto)
 	}
+	number := int32(c.key.DstPort)
 	if end != nil {
 		return port.IntVal <= number && number <= *end
 	}

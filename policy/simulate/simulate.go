@@ -16,7 +16,11 @@ import (
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/api/antrea"
+	"github.com/tierwall/tierwall/policy/api/cilium"
+	"github.com/tierwall/tierwall/policy/api/cnpv1alpha2"
 	"github.com/tierwall/tierwall/policy/api/kepanp"
+	"github.com/tierwall/tierwall/policy/api/kepcnp"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
@@ -35,12 +39,12 @@ type Result struct {
 type Outcome struct {
 	Verdict classifier.Verdict
 	Reason  classifier.Reason
-	// Policy and Rule name what decided, when Reason is rule: the policy as
+	// Policy and Rule name what decided, when Reason is rule or auth-required: the policy as
 	// "<kind>.<group>/<namespace>/<name>", the rule by its own name or as
 	// "ingress[0]".
 	Policy, Rule string
 	// Index is the deciding rule's place among the policy's rules of the
-	// direction; -1 unless Reason is rule.
+	// direction; -1 where there is none.
 	Index int
 	// Isolating lists every policy whose isolation dropped the connection, when
 	// Reason is isolation, sorted by name.
@@ -50,17 +54,26 @@ type Outcome struct {
 // Simulator holds the objects and the pods they talk about. Evaluate fills a
 // cache of parsed selectors, so a Simulator is for one goroutine.
 type Simulator struct {
-	inv       *inventory.Snapshot
-	node      string
-	nsLabels  map[string]labels.Set
-	np        []netpol // sorted by namespace and name
-	anp       []admin  // sorted by falling priority, then name
+	inv      *inventory.Snapshot
+	node     string
+	nsLabels map[string]labels.Set
+
+	np             []netpol        // sorted by namespace and name
+	cluster        []clusterPolicy // sorted by name
+	clusterDefault []clusterPolicy // sorted by name
+	cilium         []ciliumRule
+	upstreamRules  [levels][2][]numberedRule // in the order they are asked, by direction
+	antreaPolicies *antreaPolicies
+	names          map[string][]netip.Addr // see Resolve
+
 	selectors map[*metav1.LabelSelector]labels.Selector
 }
 
 // Annotation that keeps a policy from being enforced: "audit" evaluates and logs
 // only. This package decides what is enforced, so such policies are left out.
 const stageAnnotation = "tierwall.io/stage"
+
+func staged(o *api.Object) bool { return o.Annotations[stageAnnotation] == "audit" }
 
 // New prepares objects for evaluation. They must be valid, as admission would
 // have it; what is invalid gives an unspecified answer. node names the node
@@ -75,8 +88,9 @@ func New(objs []*api.Object, inv *inventory.Snapshot, node string) (*Simulator, 
 	for _, ns := range inv.Namespaces {
 		s.nsLabels[ns.Name] = ns.Labels
 	}
+	var upstream []upstreamPolicy
 	for _, o := range objs {
-		if o.Annotations[stageAnnotation] == "audit" {
+		if staged(o) {
 			continue
 		}
 		switch v := o.Value.(type) {
@@ -86,17 +100,39 @@ func New(objs []*api.Object, inv *inventory.Snapshot, node string) (*Simulator, 
 			if v.Spec.Priority == nil {
 				return nil, fmt.Errorf("%s: no priority", o.Ref()) // S0-12
 			}
-			s.anp = append(s.anp, newAdmin(o, &v.Spec))
+			upstream = append(upstream, s.newKEP(o, &v.Spec))
+		case *cnpv1alpha2.ClusterNetworkPolicy:
+			upstream = append(upstream, s.newCNP(o, &v.Spec))
+		case *kepcnp.ClusterNetworkPolicy:
+			s.cluster = append(s.cluster, newCluster(o, &v.Spec))
+		case *kepcnp.ClusterDefaultNetworkPolicy:
+			s.clusterDefault = append(s.clusterDefault, newClusterDefault(o, &v.Spec))
+		case *cilium.Policy:
+			s.cilium = append(s.cilium, s.newCilium(o, v)...)
+		case *antrea.ClusterNetworkPolicy, *antrea.NetworkPolicy, *antrea.Tier, *antrea.ClusterGroup, *antrea.Group:
+			// All together below: policies name the others.
 		default:
-			return nil, fmt.Errorf("%s: %T cannot be simulated", o.Ref(), o.Value)
+			p, ok := s.newReleased(o)
+			if !ok {
+				return nil, fmt.Errorf("%s: %T cannot be simulated", o.Ref(), o.Value)
+			}
+			upstream = append(upstream, p)
+		}
+	}
+	var err error
+	if s.antreaPolicies, err = newAntrea(objs); err != nil {
+		return nil, err
+	}
+	for l := range levels {
+		for _, d := range flow.Directions {
+			s.upstreamRules[l][d] = upstreamOrder(upstream, l, d)
 		}
 	}
 	slices.SortFunc(s.np, func(a, b netpol) int {
 		return cmp.Or(strings.Compare(a.obj.Namespace, b.obj.Namespace), strings.Compare(a.obj.Name, b.obj.Name))
 	})
-	slices.SortFunc(s.anp, func(a, b admin) int { // S0-14, S0-16, X-40
-		return cmp.Or(cmp.Compare(b.priority, a.priority), strings.Compare(a.obj.Name, b.obj.Name))
-	})
+	sortClusterPolicies(s.cluster)
+	sortClusterPolicies(s.clusterDefault)
 	return s, nil
 }
 
@@ -181,13 +217,31 @@ func (s *Simulator) side(c *connection, d flow.Direction) Outcome {
 	case d == flow.Ingress && subject.Node != "" && slices.Contains(c.src.node, subject.Node):
 		return allowed(classifier.ReasonNodeLocal)
 	}
-	if o, done := s.adminNetworkPolicies(c, d, subject, positive); done {
+	o, done, passed := s.antrea(c, d, subject, antreaUpper)
+	if done {
 		return o
 	}
-	if o, done := s.networkPolicies(c, d, subject); done {
+	if o, done = s.upstream(c, d, subject, adminLevel); done {
 		return o
 	}
-	if o, done := s.adminNetworkPolicies(c, d, subject, baseline); done {
+	if o, done = s.clusterPolicies(c, d, subject); done {
+		return o
+	}
+	if !passed {
+		if o, done, _ = s.antrea(c, d, subject, antreaLower); done {
+			return o
+		}
+	}
+	if o, done = s.normalPolicies(c, d, subject); done {
+		return o
+	}
+	if o, done, _ = s.antrea(c, d, subject, antreaBaseline); done {
+		return o
+	}
+	if o, done = s.upstream(c, d, subject, baselineLevel); done {
+		return o
+	}
+	if o, done = s.clusterDefaults(c, d, subject); done {
 		return o
 	}
 	return allowed(classifier.ReasonDefault)

@@ -6,9 +6,11 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/tierwall/tierwall/classifier"
@@ -17,6 +19,7 @@ import (
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/api/kepanp"
 	"github.com/tierwall/tierwall/policy/inventory"
+	"github.com/tierwall/tierwall/policy/lower"
 )
 
 var (
@@ -27,27 +30,47 @@ var (
 )
 
 // objects decodes documents strictly: a test with a misspelt field must fail.
+// Several documents in one string are separated as usual.
 func objects(t testing.TB, docs ...string) []*api.Object {
 	t.Helper()
 	var objs []*api.Object
-	for _, doc := range docs {
-		o := &api.Object{Kind: npKind}
-		if strings.Contains(doc, "kind: AdminNetworkPolicy") {
-			o.Kind = anpKind
+	for _, doc := range strings.Split(strings.Join(docs, "\n---\n"), "\n---\n") {
+		var raw map[string]any
+		if err := yaml.Unmarshal([]byte(doc), &raw); err != nil {
+			t.Fatalf("%v\n%s", err, doc)
 		}
+		o := &api.Object{Kind: kindOf(t, raw["apiVersion"].(string), raw["kind"].(string), raw), Raw: raw}
 		o.Value = o.Kind.New()
 		if err := yaml.UnmarshalStrict([]byte(doc), o.Value); err != nil {
 			t.Fatalf("%v\n%s", err, doc)
 		}
-		switch v := o.Value.(type) {
-		case *networkingv1.NetworkPolicy:
-			o.Namespace, o.Name, o.Annotations = v.Namespace, v.Name, v.Annotations
-		case *kepanp.AdminNetworkPolicy:
-			o.Name, o.Annotations = v.Name, v.Annotations
-		}
+		meta := o.Value.(metav1.Object)
+		o.Namespace, o.Name, o.Annotations = meta.GetNamespace(), meta.GetName(), meta.GetAnnotations()
 		objs = append(objs, o)
 	}
 	return objs
+}
+
+var allKinds = sync.OnceValue(lower.Kinds)
+
+// kindOf asks the registered dialects, as the decoder does.
+func kindOf(t testing.TB, apiVersion, kind string, raw map[string]any) api.Kind {
+	t.Helper()
+	for _, k := range allKinds() {
+		if k.Group+"/"+k.Version != apiVersion || k.Kind != kind {
+			continue
+		}
+		if k.Select != nil {
+			selected, problem := k.Select(raw)
+			if problem != nil {
+				t.Fatalf("%s %s: %+v in %v", apiVersion, kind, *problem, raw)
+			}
+			return selected
+		}
+		return k
+	}
+	t.Fatalf("no dialect has %s %s", apiVersion, kind)
+	return api.Kind{}
 }
 
 // np and anp wrap a spec, given with two spaces of indentation.
@@ -181,6 +204,8 @@ func text(o *Outcome) string {
 	switch o.Reason {
 	case classifier.ReasonRule:
 		return o.Verdict.String() + " " + short(o.Policy) + " " + o.Rule
+	case classifier.ReasonAuthRequired:
+		return o.Verdict.String() + " " + short(o.Policy) + " " + o.Rule + " auth-required"
 	case classifier.ReasonIsolation:
 		var is []string
 		for _, i := range o.Isolating {
@@ -341,4 +366,13 @@ func TestAdditive(t *testing.T) {
 		"x/a > x/b 80/TCP: default; Allow x/m ingress[0]", // first by name
 		"x/b > x/a 80/TCP: default; Drop [x/deny x/m x/z]")
 	run(t, inv, []string{staged}, "x/a > x/b 80/TCP: default; default")
+}
+
+// connectionBetween is TCP to port 80 between two pods, IPv4.
+func connectionBetween(inv *inventory.Snapshot, from, to string) flow.Key {
+	ip := map[string]netip.Addr{}
+	for i := range inv.Pods {
+		ip[inv.Pods[i].Namespace+"/"+inv.Pods[i].Name] = inv.Pods[i].IPs[0]
+	}
+	return flow.MakeKey(flow.TCP, netip.AddrPortFrom(ip[from], 40000), netip.AddrPortFrom(ip[to], 80))
 }

@@ -3,20 +3,22 @@ package simulate
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
-	"github.com/tierwall/tierwall/policy/api/kepanp"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
@@ -24,16 +26,22 @@ import (
 // so that random policies meet each other everywhere. Every object is one that
 // admission would accept.
 var (
-	nsNames  = []string{"x", "y", "z"}
-	podKeys  = []string{"app", "tier"}
-	nsKeys   = []string{"team", "env"}
-	values   = []string{"a", "b"}
-	names    = []string{"p1", "p2", "p3", "p4"}
-	ports    = []int32{80, 81, 8080}
-	named    = []string{"http", "dns"}
-	l4Protos = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
-	outside  = addrs("192.0.2.1", "192.0.2.9", "2001:db8::1", "2001:db8::9")
-	cidrs    = [][]string{ // a block and what may be left out of it
+	nsNames   = []string{"x", "y", "z"}
+	podKeys   = []string{"app", "tier"}
+	nsKeys    = []string{"team", "env"}
+	nodeKeys  = []string{"zone", "role"}
+	accounts  = []string{"default", "sa"}
+	values    = []string{"a", "b"}
+	names     = []string{"p1", "p2", "p3", "p4"}
+	ports     = []int32{80, 81, 8080}
+	portNames = []string{"http", "dns"}
+	l4Protos  = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+	sources   = []int32{40000, 40001, 50000}
+	icmpTypes = []int32{0, 8, 128, 129}
+	igmpTypes = []int32{17, 18, 22, 34}
+	multicast = addrs("224.0.0.1", "225.1.2.3")
+	outside   = addrs("192.0.2.1", "192.0.2.9", "2001:db8::1", "2001:db8::9")
+	cidrs     = [][]string{ // a block and what may be left out of it
 		{"0.0.0.0/0", "10.0.0.0/24", "192.0.2.8/29", "172.16.0.0/30"},
 		{"192.0.2.0/24", "192.0.2.8/29", "192.0.2.1/32"},
 		{"10.0.0.0/24", "10.0.0.2/32", "10.0.0.4/30"},
@@ -60,10 +68,10 @@ func randomLabels(r *rand.Rand, keys []string) map[string]string {
 	return m
 }
 
-func randomInventory(r *rand.Rand) *inventory.Snapshot {
+func randomInventory(r *rand.Rand, m mix) *inventory.Snapshot {
 	inv := &inventory.Snapshot{Nodes: []inventory.Node{
-		{Name: "n1", Addrs: addrs("172.16.0.1", "fd01::1")},
-		{Name: "n2", Addrs: addrs("172.16.0.2", "fd01::2")},
+		{Name: "n1", Labels: randomLabels(r, nodeKeys), Addrs: addrs("172.16.0.1", "fd01::1")},
+		{Name: "n2", Labels: randomLabels(r, nodeKeys), Addrs: addrs("172.16.0.2", "fd01::2")},
 	}}
 	if chance(r, 2) {
 		inv.Nodes[0].PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::/120")}
@@ -73,13 +81,25 @@ func randomInventory(r *rand.Rand) *inventory.Snapshot {
 		l["kubernetes.io/metadata.name"] = ns
 		inv.Namespaces = append(inv.Namespaces, inventory.Namespace{Name: ns, Labels: l})
 	}
+	for i, ns := range inv.Namespaces {
+		svc := inventory.Service{
+			Namespace: ns.Name, Name: "svc", ClusterIPs: addrs(fmt.Sprintf("10.96.0.%d", i+1), fmt.Sprintf("fd02::%x", i+1)),
+			Selector: randomLabels(r, podKeys), // rarely none
+			Labels:   randomLabels(r, podKeys),
+		}
+		for _, p := range ports[:1+r.IntN(2)] {
+			svc.Ports = append(svc.Ports, inventory.ServicePort{Name: fmt.Sprint("p", p), Proto: string(pick(r, l4Protos)), Port: uint16(p), TargetPort: 8080})
+		}
+		inv.Services = append(inv.Services, svc)
+	}
 	for i := range 3 + r.IntN(6) {
 		p := inventory.Pod{
 			Namespace: pick(r, inv.Namespaces).Name, Name: fmt.Sprint("pod", i), Labels: randomLabels(r, podKeys),
-			ServiceAccount: "default", Node: pick(r, []string{"n1", "n2"}), HostNetwork: chance(r, 10),
+			ServiceAccount: pick(r, accounts), Node: pick(r, []string{"n1", "n2"}), HostNetwork: chance(r, 10),
 			IPs: addrs(fmt.Sprintf("10.0.0.%d", i+1), fmt.Sprintf("fd00::%x", i+1)),
 		}
-		if chance(r, 12) { // not scheduled, as hand-written manifests have it
+		// Not scheduled, as hand-written manifests have it.
+		if chance(r, 12) {
 			p.Node = ""
 		}
 		if p.HostNetwork && p.Node == "" {
@@ -89,7 +109,7 @@ func randomInventory(r *rand.Rand) *inventory.Snapshot {
 		} else if chance(r, 8) {
 			p.IPs = p.IPs[:1]
 		}
-		for _, n := range named {
+		for _, n := range portNames {
 			if !chance(r, 3) {
 				p.Ports = append(p.Ports, rule.NamedPort{Name: n, Proto: pick(r, []flow.Proto{flow.TCP, flow.UDP}), Port: uint16(pick(r, ports))})
 			}
@@ -105,50 +125,186 @@ func randomInventory(r *rand.Rand) *inventory.Snapshot {
 	return inv
 }
 
+// mix says which languages a universe speaks.
+type mix struct {
+	np, kepANP, released, cnp, kepCNP, antrea, cilium bool
+	release                                           string // of released: v0.1.1 or v0.1.7
+}
+
+// languages is the mix a name stands for, a random one for "".
+func languages(r *rand.Rand, only string) mix {
+	release := pick(r, []string{"v0.1.1", "v0.1.7"})
+	switch only {
+	case "":
+		return randomMix(r)
+	case "np":
+		return mix{np: true}
+	case "kep":
+		return mix{kepANP: true}
+	case "released":
+		return mix{released: true, release: release}
+	case "cnp":
+		return mix{cnp: true}
+	case "kepcnp":
+		return mix{kepCNP: true}
+	case "antrea":
+		return mix{antrea: true}
+	case "cilium":
+		return mix{cilium: true}
+	}
+	panic("unknown language " + only)
+}
+
+// randomMix is one language alone as often as several together. The KEP's
+// AdminNetworkPolicy and the released ones exclude each other, or nearly: who
+// insists may have both.
+func randomMix(r *rand.Rand) (m mix) {
+	all := []*bool{&m.np, &m.kepANP, &m.released, &m.cnp, &m.kepCNP, &m.antrea, &m.cilium}
+	if chance(r, 2) {
+		*pick(r, all) = true
+	} else {
+		for _, l := range all {
+			*l = chance(r, 2)
+		}
+		if m.kepANP && m.released && !chance(r, 4) {
+			*pick(r, []*bool{&m.kepANP, &m.released}) = false
+		}
+	}
+	m.release = pick(r, []string{"v0.1.1", "v0.1.7"})
+	return m
+}
+
+// draft collects objects as an API server would hold them.
+type draft struct {
+	t    testing.TB
+	r    *rand.Rand
+	inv  *inventory.Snapshot
+	objs []*api.Object
+	// notes are annotations for the next object.
+	notes map[string]string
+	// specs are the further specs of the next object, as Cilium has them.
+	specs []any
+}
+
+// add makes an object of a document. Like the decoder it fills in the kind's own
+// Go type from the generic form, which edit may still change: what a document
+// says with an empty list or null, a Go value loses.
+func (u *draft) add(apiVersion, kind, ns, name string, spec any, edit func(spec map[string]any)) {
+	u.t.Helper()
+	if !slices.Contains([]string{"Tier", "Group", "ClusterGroup"}, kind) && u.has(kind, apiVersion, ns, name) {
+		return // an API server has one of a name
+	}
+	doc := map[string]any{"apiVersion": apiVersion, "kind": kind, "metadata": map[string]any{"name": name}, "spec": spec}
+	meta := doc["metadata"].(map[string]any)
+	if ns != "" {
+		meta["namespace"] = ns
+	}
+	notes := map[string]string{}
+	maps.Copy(notes, u.notes)
+	if !slices.Contains([]string{"Tier", "Group", "ClusterGroup"}, kind) {
+		if chance(u.r, 12) {
+			notes[stageAnnotation] = pick(u.r, []string{"audit", "enforce"})
+		}
+		if chance(u.r, 3) && !strings.HasPrefix(apiVersion, "crd.antrea.io/") { // makes a Pass visible in the oracle's audit list
+			notes["tierwall.io/audit"] = "true"
+		}
+	}
+	meta["annotations"] = notes
+	if len(u.specs) > 0 {
+		doc["specs"] = u.specs
+	}
+	raw := generic(u.t, doc)
+	emptied(raw)
+	if edit != nil {
+		edit(raw["spec"].(map[string]any))
+	}
+	k := kindOf(u.t, apiVersion, kind, raw)
+	o := &api.Object{Kind: k, Namespace: ns, Name: name, Annotations: notes, Generation: 1, Raw: raw, Value: k.New()}
+	b, err := json.Marshal(raw)
+	if err == nil {
+		err = json.Unmarshal(b, o.Value)
+	}
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	u.objs = append(u.objs, o)
+}
+
+func (u *draft) has(kind, apiVersion, ns, name string) bool {
+	group, _, _ := strings.Cut(apiVersion, "/")
+	return slices.ContainsFunc(u.objs, func(o *api.Object) bool {
+		return o.Kind.Kind == kind && o.Kind.Group == group && o.Namespace == ns && o.Name == name
+	})
+}
+
+// noKeys, alone in a list, stands for the empty list, which Go types here leave
+// out when they are written.
+const noKeys = "no keys"
+
+func emptied(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = emptied(v[k])
+		}
+	case []any:
+		if len(v) == 1 && v[0] == noKeys {
+			return []any{}
+		}
+		for i := range v {
+			v[i] = emptied(v[i])
+		}
+	}
+	return v
+}
+
+// generic turns a value into the form documents have before they are typed.
+func generic(t testing.TB, v any) map[string]any {
+	b, err := json.Marshal(v)
+	var m map[string]any
+	if err == nil {
+		err = utiljson.Unmarshal(b, &m) // whole numbers become int64
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // randomObjects draws the policies, in no particular order.
-func randomObjects(t testing.TB, r *rand.Rand, inv *inventory.Snapshot) []*api.Object {
-	var objs []*api.Object
-	add := func(k api.Kind, ns, name string, v any) {
-		for _, o := range objs {
-			if o.Kind.Kind == k.Kind && o.Namespace == ns && o.Name == name {
-				return // an API server has one of a name
-			}
-		}
-		o := &api.Object{Kind: k, Namespace: ns, Name: name, Generation: 1, Value: v, Raw: map[string]any{}}
-		b, err := json.Marshal(v)
-		if err == nil {
-			err = json.Unmarshal(b, &o.Raw)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.Annotations = map[string]string{}
-		if chance(r, 12) {
-			o.Annotations[stageAnnotation] = pick(r, []string{"audit", "enforce"})
-		}
-		if chance(r, 3) { // makes a Pass visible in the oracle's audit list
-			o.Annotations["tierwall.io/audit"] = "true"
-		}
-		objs = append(objs, o)
+func randomObjects(t testing.TB, r *rand.Rand, inv *inventory.Snapshot, m mix) []*api.Object {
+	u := &draft{t: t, r: r, inv: inv}
+	for range some(r, m.np, 7) {
+		u.add("networking.k8s.io/v1", "NetworkPolicy", pick(r, inv.Namespaces).Name, pick(r, names), randomNP(r), nil)
 	}
-	for range r.IntN(7) {
-		ns, name := pick(r, inv.Namespaces).Name, pick(r, names)
-		p := &networkingv1.NetworkPolicy{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
-			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: randomNP(r),
-		}
-		add(npKind, ns, name, p)
+	for range some(r, m.kepANP, 6) {
+		u.add("policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy", "", pick(r, names), randomANP(r), nil)
 	}
-	for range r.IntN(6) {
-		name := pick(r, names)
-		p := &kepanp.AdminNetworkPolicy{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "policy.networking.k8s.io/v1alpha1", Kind: "AdminNetworkPolicy"},
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: randomANP(r),
-		}
-		add(anpKind, "", name, p)
+	if m.released {
+		u.released(m.release)
 	}
-	r.Shuffle(len(objs), func(i, j int) { objs[i], objs[j] = objs[j], objs[i] })
-	return objs
+	for range some(r, m.cnp, 6) {
+		u.add("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", "", pick(r, names), randomCNP(r), nil)
+	}
+	if m.kepCNP {
+		u.kepCluster()
+	}
+	if m.antrea {
+		u.antrea()
+	}
+	if m.cilium {
+		u.cilium()
+	}
+	r.Shuffle(len(u.objs), func(i, j int) { u.objs[i], u.objs[j] = u.objs[j], u.objs[i] })
+	return u.objs
+}
+
+// some is how many policies of a language to draw: none, or fewer than n.
+func some(r *rand.Rand, spoken bool, n int) int {
+	if !spoken {
+		return 0
+	}
+	return r.IntN(n)
 }
 
 func randomSelector(r *rand.Rand, keys []string) *metav1.LabelSelector {
@@ -229,7 +385,7 @@ func randomPort(r *rand.Rand) (proto *corev1.Protocol, port *intstr.IntOrString,
 	}
 	switch r.IntN(4) {
 	case 0:
-		port = ptr(intstr.FromString(pick(r, named)))
+		port = ptr(intstr.FromString(pick(r, portNames)))
 	case 1:
 		port = ptr(intstr.FromInt32(ports[r.IntN(2)]))
 		end = ptr(pick(r, []int32{81, 100, 8080, 65535}))
@@ -251,84 +407,18 @@ func randomNPPorts(r *rand.Rand) []networkingv1.NetworkPolicyPort {
 	return ps
 }
 
-func randomANP(r *rand.Rand) kepanp.Spec {
-	s := kepanp.Spec{Priority: ptr(pick(r, []int32{0, 0, 1, 10, 10, 1000}))}
-	if chance(r, 2) {
-		s.Subject.NamespaceSelector = randomNsSelector(r)
-	} else {
-		s.Subject.NamespaceAndPodSelector = &kepanp.NamespaceAndPodSelector{
-			NamespaceSelector: randomNsSelector(r), PodSelector: randomSelector(r, podKeys),
+// randomNames is what DNS has answered so far.
+func randomNames(r *rand.Rand, inv *inventory.Snapshot) map[string][]netip.Addr {
+	out := map[string][]netip.Addr{}
+	for _, name := range resolvable {
+		if chance(r, 2) {
+			out[name] = append(out[name], pick(r, outside), pick(r, outside))
+		}
+		if chance(r, 4) { // as a headless Service has it
+			out[name] = append(out[name], pick(r, inv.Pods).IPs...)
 		}
 	}
-	rule := func() (name, action string, l4 kepanp.L4Selector, peers []kepanp.Peer) {
-		for range (1 + r.IntN(5)) / 2 {
-			peers = append(peers, randomKEPPeer(r))
-		}
-		return pick(r, []string{"", "", "first", "second"}), pick(r, []string{"Allow", "Deny", "Pass"}), randomKEPL4(r), peers
-	}
-	for range r.IntN(4) {
-		n, a, l4, p := rule()
-		s.Ingress = append(s.Ingress, kepanp.IngressRule{Name: n, Action: a, L4Selector: l4, From: p})
-	}
-	for range r.IntN(4) {
-		n, a, l4, p := rule()
-		s.Egress = append(s.Egress, kepanp.EgressRule{Name: n, Action: a, L4Selector: l4, To: p})
-	}
-	return s
-}
-
-func randomKEPL4(r *rand.Rand) kepanp.L4Selector {
-	if chance(r, 2) {
-		return kepanp.L4Selector{AllPorts: ptr(true)}
-	}
-	var ps []kepanp.Port
-	for range 1 + r.IntN(2) {
-		proto, port, end := randomPort(r)
-		ps = append(ps, kepanp.Port{Protocol: proto, Port: port, EndPort: end})
-	}
-	return kepanp.L4Selector{Ports: ps}
-}
-
-func randomKEPPeer(r *rand.Rand) kepanp.Peer {
-	n := &kepanp.NamespaceSet{}
-	switch r.IntN(6) {
-	case 0:
-		n.Self = ptr(true)
-	case 1:
-		n.NotSelf = ptr(true)
-	case 2:
-		n.SameLabels = randomKeys(r, nsKeys)
-	case 3:
-		n.NotSameLabels = randomKeys(r, nsKeys)
-	default:
-		n.NamespaceSelector = randomNsSelector(r)
-	}
-	if chance(r, 2) {
-		return kepanp.Peer{Namespaces: n}
-	}
-	p := &kepanp.PodSet{}
-	switch r.IntN(4) {
-	case 0:
-		p.SameLabels = randomKeys(r, podKeys)
-	case 1:
-		p.NotSameLabels = randomKeys(r, podKeys)
-	default:
-		p.PodSelector = randomSelector(r, podKeys)
-	}
-	return kepanp.Peer{NamespacedPods: &kepanp.NamespaceAndPodSet{Namespaces: n, Pods: p}}
-}
-
-// randomKeys lists one or both keys, rarely one that nobody has, rarely none.
-func randomKeys(r *rand.Rand, keys []string) []string {
-	switch r.IntN(8) {
-	case 0:
-		return []string{}
-	case 1:
-		return []string{keys[0], "absent"}
-	case 2, 3:
-		return slices.Clone(keys)
-	}
-	return []string{pick(r, keys)}
+	return out
 }
 
 // randomKey draws a connection between known addresses: pods mostly, nodes, and
@@ -337,10 +427,14 @@ func randomKey(r *rand.Rand, inv *inventory.Snapshot) flow.Key {
 	is4 := chance(r, 2)
 	end := func() flow.Addr {
 		var from []netip.Addr
-		switch r.IntN(12) {
+		switch r.IntN(14) {
 		case 0:
 			from = outside
 		case 1:
+			for i := range inv.Services { // as a packet has it that no proxy has touched
+				from = append(from, inv.Services[i].ClusterIPs...)
+			}
+		case 2:
 			from = addrs("172.16.0.1", "172.16.0.2", "172.16.0.3", "fd01::1", "fd01::2", "fd01::3")
 		default:
 			for i := range inv.Pods {
@@ -364,10 +458,10 @@ func randomKey(r *rand.Rand, inv *inventory.Snapshot) flow.Key {
 	if k.Src == k.Dst && !chance(r, 8) {
 		k.Dst = end()
 	}
-	k.Proto = pick(r, []flow.Proto{flow.TCP, flow.TCP, flow.TCP, flow.UDP, flow.UDP, flow.SCTP, flow.ICMP, 47})
+	k.Proto = pick(r, []flow.Proto{flow.TCP, flow.TCP, flow.TCP, flow.UDP, flow.UDP, flow.SCTP, flow.ICMP, flow.ICMP, flow.IGMP, flow.IGMP, 47})
 	switch {
 	case k.Proto.HasPorts():
-		k.SrcPort, k.DstPort = 40000, uint16(pick(r, ports))
+		k.SrcPort, k.DstPort = uint16(pick(r, sources)), uint16(pick(r, ports))
 		if chance(r, 8) {
 			k.DstPort = uint16(1 + r.IntN(65535))
 		}
@@ -375,7 +469,15 @@ func randomKey(r *rand.Rand, inv *inventory.Snapshot) flow.Key {
 		if !is4 {
 			k.Proto = flow.ICMPv6
 		}
-		k.DstPort = flow.ICMPPort(uint8(128*r.IntN(2)), 0)
+		k.DstPort = flow.ICMPPort(uint8(pick(r, icmpTypes)), uint8(r.IntN(2)))
+	case k.Proto == flow.IGMP && !is4:
+		k.Proto = 47 // there is no IGMP
+	case k.Proto == flow.IGMP:
+		k.Dst = flow.AddrFrom(pick(r, multicast))
+		k.DstPort = flow.ICMPPort(uint8(pick(r, igmpTypes)), 0)
+	}
+	if is4 && k.Proto == flow.UDP && chance(r, 8) {
+		k.Dst = flow.AddrFrom(pick(r, multicast))
 	}
 	return k
 }

@@ -112,6 +112,8 @@ func reasonText(d *Side) string {
 	switch d.Reason {
 	case "rule":
 		return fmt.Sprintf("by rule %s of %s (band %s)", d.Rule, d.Policy, d.Band)
+	case "auth-required":
+		return fmt.Sprintf("because rule %s of %s asks for authentication, which nothing here can give (band %s)", d.Rule, d.Policy, d.Band)
 	case "isolation":
 		text := "isolated by " + strings.Join(d.Isolations, ", ")
 		return text + " and nothing allows it (band " + d.Band + ")"

@@ -1,8 +1,6 @@
 package cilium
 
 import (
-	"math"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -27,13 +25,9 @@ const (
 	WordAllow = "Allow"
 	WordDeny  = "Deny"
 	// WordAuth is an allow rule that asks for authentication, which nothing here
-	// can provide: it drops.
+	// can provide: what it matches is dropped, whichever rule allows it (S3-32).
 	WordAuth = "Allow (auth required)"
 )
-
-// authPriority is stronger than every order: authentication is asked of a
-// connection whichever rule allows it (S3-32).
-const authPriority = math.MinInt32 - 1
 
 // classDeny puts deny before the allow rules of the same order, NetworkPolicy's
 // included, which have class 0 (S3-14).
@@ -88,6 +82,7 @@ type lowering struct {
 	settings kube.Settings
 	warn     func(path, message, hint string)
 	index    [2]int32 // rules so far, by direction
+	merged   [2]bool  // the direction's isolation is of several specs
 	set      rule.Set
 }
 
@@ -96,19 +91,35 @@ func (l *lowering) spec(s spec) {
 	if s.NodeSelector != nil {
 		subject = rule.Selector{None: true}
 	}
-	for _, d := range []flow.Direction{flow.Ingress, flow.Egress} {
+	for _, d := range flow.Directions {
 		if isolates(s.Rule, d) {
-			o := l.origin(s, "")
-			o.Index = -1
-			l.set.Isolations = append(l.set.Isolations, rule.Isolation{
-				Direction: d, Band: rule.BandNetworkPolicy, Subject: subject,
-				Audit: l.settings.Audit, Stage: l.settings.Stage, Origin: o,
-			})
+			l.isolate(d, s, subject)
 		}
 	}
 	for _, ln := range linesOf(s) {
 		l.line(s, subject, ln)
 	}
+}
+
+// isolate isolates the subjects of a spec. All specs of a policy make one
+// isolation, so that a decision names the policy once.
+func (l *lowering) isolate(d flow.Direction, s spec, subject rule.Selector) {
+	for i := range l.set.Isolations {
+		if iso := &l.set.Isolations[i]; iso.Direction == d {
+			if len(iso.Subject.AnyOf) == 0 || !l.merged[d] {
+				iso.Subject = rule.Selector{AnyOf: []rule.Selector{iso.Subject}}
+				l.merged[d] = true
+			}
+			iso.Subject.AnyOf = append(iso.Subject.AnyOf, subject)
+			return
+		}
+	}
+	o := l.origin(s, "")
+	o.Index = -1
+	l.set.Isolations = append(l.set.Isolations, rule.Isolation{
+		Direction: d, Band: rule.BandNetworkPolicy, Subject: subject,
+		Audit: l.settings.Audit, Stage: l.settings.Stage, Origin: o,
+	})
 }
 
 // isolates applies the defaults of enableDefaultDeny.
@@ -164,7 +175,7 @@ func (l *lowering) line(s spec, subject rule.Selector, ln line) {
 	case ln.deny:
 		r.Action, r.Order.Class, r.Origin.Word = rule.Deny, classDeny, WordDeny
 	case needsAuth(ln.auth):
-		r.Action, r.Order.Priority, r.Origin.Word = rule.Deny, authPriority, WordAuth
+		r.Auth, r.Origin.Word = true, WordAuth
 	}
 	l.set.Rules = append(l.set.Rules, r)
 }

@@ -82,9 +82,9 @@
 // authenticated each other. Nothing here can do that, so what such a rule matches
 // is dropped. Authentication is not a verdict: it holds for all that the rule
 // matches, whichever rule of whatever order and selector allows it (S3-32…S3-34).
-// It is lowered to a Deny ahead of every order, whose word is "Allow (auth
-// required)"; a connection that another rule denies anyway is then attributed to
-// it. Mode disabled asks for nothing and lifts nothing.
+// It is lowered to an Allow with rule.Rule.Auth, whose word is "Allow (auth
+// required)"; a connection that is denied anyway is attributed to what denies it.
+// Mode disabled asks for nothing and lifts nothing.
 //
 // # What is refused
 //

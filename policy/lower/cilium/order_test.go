@@ -58,7 +58,7 @@ func (r *plainRule) matches(peer, proto string, port uint16, egress bool) bool {
 // before allow (S3-10…S3-14); authentication is asked of all a rule matches
 // (S3-32). It returns the verdict and the order that decided, in words.
 func decide(rules []plainRule, peer, proto string, port uint16, egress bool) (allow bool, why string) {
-	isolated := false
+	isolated, auth := false, false
 	var best *plainRule
 	for i := range rules {
 		r := &rules[i]
@@ -66,14 +66,14 @@ func decide(rules []plainRule, peer, proto string, port uint16, egress bool) (al
 		if !r.matches(peer, proto, port, egress) {
 			continue
 		}
-		if r.auth {
-			return false, "auth"
-		}
+		auth = auth || r.auth
 		if best == nil || r.order < best.order || r.order == best.order && r.deny && !best.deny {
 			best = r
 		}
 	}
 	switch {
+	case best != nil && !best.deny && auth:
+		return false, "auth-required"
 	case best != nil:
 		return !best.deny, fmt.Sprint("order ", best.order)
 	case isolated:
@@ -222,11 +222,7 @@ func (a asked) ask(t *testing.T, peer, proto string, port uint16, egress bool) (
 		}
 		w := o.Reason.String()
 		if o.Reason == classifier.ReasonRule {
-			r := a.table.Rule(o.Rule)
-			w = fmt.Sprint("order ", r.Order.Priority)
-			if r.Origin.Word == cilium.WordAuth {
-				w = "auth"
-			}
+			w = fmt.Sprint("order ", a.table.Rule(o.Rule).Order.Priority)
 		}
 		verdicts, why = append(verdicts, d.Verdict == classifier.Allow), append(why, w)
 	}
@@ -265,7 +261,7 @@ func TestTableIsFirstMatchByOrder(t *testing.T) {
 			}
 		}
 	}
-	for _, k := range []string{"order true", "order false", "auth false", "isolation false", "default true"} {
+	for _, k := range []string{"order true", "order false", "auth-required false", "isolation false", "default true"} {
 		if seen[k] < 1000 {
 			t.Errorf("only %d flows decided by %q: the generator does not cover it", seen[k], k)
 		}

@@ -44,13 +44,31 @@ var (
 type blocks struct {
 	nodes []netip.Prefix // the addresses of all nodes, sorted, unique
 	holes map[netip.Prefix][]netip.Prefix
+	// strays are addresses of host-network pods that no Node object lists: some
+	// node's all the same.
+	strays []rule.Peer
 }
 
 func newBlocks(inv *inventory.Snapshot) *blocks {
 	b := &blocks{holes: map[netip.Prefix][]netip.Prefix{}}
+	listed := map[netip.Prefix]bool{}
 	for i := range inv.Nodes {
 		for _, a := range inv.Nodes[i].Addrs {
-			b.nodes = append(b.nodes, netip.PrefixFrom(a, a.BitLen()))
+			p := netip.PrefixFrom(a, a.BitLen())
+			listed[p] = true
+			b.nodes = append(b.nodes, p)
+		}
+	}
+	for i := range inv.Pods {
+		if !inv.Pods[i].HostNetwork {
+			continue
+		}
+		for _, a := range inv.Pods[i].IPs {
+			if p := netip.PrefixFrom(a, a.BitLen()); !listed[p] {
+				listed[p] = true
+				b.nodes = append(b.nodes, p)
+				b.strays = append(b.strays, rule.Peer{Kind: rule.PeerBlock, Block: rule.IPBlock{Prefix: p, NoPods: true}})
+			}
 		}
 	}
 	slices.SortFunc(b.nodes, func(x, y netip.Prefix) int { return x.Addr().Compare(y.Addr()) })
@@ -138,12 +156,14 @@ func (l *lowering) entities(ln *line) []rule.Peer {
 			out = append(out, l.blocks.peer(everyIPv6, nil))
 		case entityCluster:
 			out = append(out, rule.Peer{Kind: rule.PeerPods}, allNodes())
+			out = append(out, l.blocks.strays...)
 		case entityHost:
 			// On ingress the own node is let in before rules are asked. On
 			// egress host comes with remote-node, which stands for both.
 		case entityRemoteNode:
 			if ln.direction == flow.Ingress || slices.Contains(ln.entities, entityHost) {
 				out = append(out, allNodes())
+				out = append(out, l.blocks.strays...)
 			}
 		}
 	}
