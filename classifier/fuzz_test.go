@@ -97,7 +97,7 @@ func compare(t *testing.T, r *rand.Rand, n int, reasons map[classifier.Reason]in
 }
 
 // difference compares an outcome with the oracle's; "" when they agree. Rules
-// are compared by identity: table and oracle share the sorted set.
+// are compared by origin: no two rules of a universe have the same.
 func difference(table *classifier.Table, o *classifier.Outcome, w *oracle.Outcome) string {
 	type comparable struct {
 		Verdict, Staged             classifier.Verdict
@@ -115,11 +115,11 @@ func difference(table *classifier.Table, o *classifier.Outcome, w *oracle.Outcom
 		if id == classifier.NoRule {
 			return ""
 		}
-		return fmt.Sprintf("%p", table.Rule(id))
+		return fmt.Sprint(table.Rule(id).Origin)
 	}
 	isos := func(l []int32) (out []string) {
 		for _, i := range l {
-			out = append(out, fmt.Sprintf("%p", table.Isolation(i)))
+			out = append(out, fmt.Sprint(table.Isolation(i).Origin))
 		}
 		return out
 	}
@@ -138,11 +138,11 @@ func difference(table *classifier.Table, o *classifier.Outcome, w *oracle.Outcom
 		if r == nil {
 			return ""
 		}
-		return fmt.Sprintf("%p", r)
+		return fmt.Sprint(r.Origin)
 	}
 	isoPtrs := func(l []*rule.Isolation) (out []string) {
 		for _, i := range l {
-			out = append(out, fmt.Sprintf("%p", i))
+			out = append(out, fmt.Sprint(i.Origin))
 		}
 		return out
 	}

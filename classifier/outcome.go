@@ -1,16 +1,15 @@
 package classifier
 
 import (
-	"fmt"
-	"strings"
+	"encoding/binary"
 
 	"github.com/tierwall/tierwall/classifier/rule"
 )
 
 // An OutcomeID carries verdict and audit flag in its low bits, so that a lookup
-// needs no load of the Outcome itself.
+// needs no load of the Outcome itself. Bit 31 stays clear.
 //
-//	31                    3   2      1..0
+//	30                    3   2      1..0
 //	[ index into outcomes ][audit][verdict]
 const (
 	outcomeAudit = 1 << 2
@@ -35,36 +34,51 @@ func (id OutcomeID) verdict() Verdict { return Verdict(id & 3) }
 func (id OutcomeID) audit() bool      { return id&outcomeAudit != 0 }
 func (id OutcomeID) index() uint32    { return uint32(id) >> outcomeShift }
 
-// consing holds the hash-consing maps; Table.fill guards it.
-type consing struct {
-	outcomes map[string]OutcomeID
-	programs map[string]uint32 // key → index + 1
-}
-
 // internOutcome returns the id of an equal outcome, adding it if new. The
-// caller holds t.fill.
-func (t *Table) internOutcome(o *Outcome) OutcomeID {
+// caller holds m.mu.
+func (m *memory) internOutcome(o *Outcome) OutcomeID {
 	key := o.key()
-	if id, ok := t.consing.outcomes[key]; ok {
+	if id, ok := m.outcomeIDs[key]; ok {
 		return id
 	}
-	list := *t.outcomes.Load()
+	list := *m.outcomes.Load()
 	id := OutcomeID(uint32(len(list))<<outcomeShift | uint32(o.Verdict))
 	if o.WantsRecord() {
 		id |= outcomeAudit
 	}
 	list = append(list, o)
-	t.outcomes.Store(&list)
-	t.consing.outcomes[key] = id
+	m.outcomes.Store(&list)
+	m.outcomeIDs[key] = id
 	return id
 }
 
 // key is equal for equal outcomes and different for different ones.
 func (o *Outcome) key() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d %d %d %d %v %v %t", o.Verdict, o.Reason, o.Band, o.Rule, o.Isolations, o.Audit, o.AuditIsolation)
-	if o.HasStaged {
-		fmt.Fprintf(&b, " staged %d %d %d %d %v", o.Staged, o.StagedReason, o.StagedBand, o.StagedRule, o.StagedIsolations)
+	b := make([]byte, 0, 48)
+	num := func(ns ...int) {
+		for _, n := range ns {
+			b = binary.AppendVarint(b, int64(n))
+		}
 	}
-	return b.String()
+	flags := 0
+	if o.AuditIsolation {
+		flags |= 1
+	}
+	if o.HasStaged {
+		flags |= 2
+	}
+	num(flags, int(o.Verdict), int(o.Reason), int(o.Band), int(o.Rule), len(o.Isolations), len(o.Audit))
+	for _, i := range o.Isolations {
+		num(int(i))
+	}
+	for _, r := range o.Audit {
+		num(int(r))
+	}
+	if o.HasStaged {
+		num(int(o.Staged), int(o.StagedReason), int(o.StagedBand), int(o.StagedRule))
+		for _, i := range o.StagedIsolations {
+			num(int(i))
+		}
+	}
+	return string(b)
 }

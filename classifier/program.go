@@ -8,56 +8,53 @@ import (
 	"github.com/tierwall/tierwall/classifier/rule"
 )
 
-// program maps (protocol slot, destination port, source port) to an outcome.
-// Per slot it holds sorted intervals that together cover every port; an
-// interval is known by its last port.
+// program maps (protocol slot, destination port, source port) to an outcome. It
+// is one block of words, so that a lookup stays in a cache line or two:
 //
-// Nearly all rules ignore source ports. The intervals of those that do not
-// point to a list of source-port intervals instead of an outcome.
-type program struct {
-	start []uint32 // slot → first interval; one more entry than slots
-	last  []uint16
-	out   []OutcomeID // parallel to last; subRef marks an index into sub
-	sub   []sourceIntervals
-}
+//	[slot 0: first | count] … [slot n: first | count] [interval] … [interval] …
+//
+// The intervals of a slot are sorted and cover every port; one is its last port
+// in the top 16 bits and its outcome in the low 32. Nearly all rules ignore
+// source ports. The intervals of those that do not carry, in place of the
+// outcome, subRef and the place of a list of source-port intervals, headed by
+// its length. A program that is the same for everything is one word, the outcome.
+type program []uint64
 
-// subRef marks program.out entries that are indexes into program.sub. Outcome
-// indexes never get near it.
-const subRef = 1 << 31
+const (
+	subRef    = 1 << 31 // outcomes and places never get near it
+	lastShift = 48
+)
 
-type sourceIntervals struct {
-	last []uint16
-	out  []OutcomeID
-}
+func interval(last uint16, out uint32) uint64 { return uint64(last)<<lastShift | uint64(out) }
 
-func (p *program) lookup(slot uint8, dstPort, srcPort uint16) OutcomeID {
-	i, end := int(p.start[slot]), int(p.start[slot+1])
-	if end-i > 8 {
-		i = searchPort(p.last, i, end, dstPort)
-	} else {
-		for p.last[i] < dstPort {
-			i++
-		}
-	}
-	out := p.out[i]
+func (p program) lookup(slot uint8, dstPort, srcPort uint16) OutcomeID {
+	head := p[slot]
+	out := find(p[uint32(head>>32):][:uint32(head)], dstPort)
 	if out&subRef == 0 {
-		return out
+		return OutcomeID(out)
 	}
-	s := &p.sub[out&^subRef]
-	return s.out[searchPort(s.last, 0, len(s.last), srcPort)]
+	at := out &^ subRef
+	return OutcomeID(find(p[at+1:][:p[at]], srcPort))
 }
 
-// searchPort returns the first index in [lo,hi) whose last port is at least
-// port. There is always one: the final interval ends at 65535.
-func searchPort(last []uint16, lo, hi int, port uint16) int {
-	for lo < hi {
-		if mid := int(uint(lo+hi) >> 1); last[mid] < port {
+// find returns the low word of the first interval that ends at port or later.
+// There is always one: the last interval ends at 65535.
+func find(ivs []uint64, port uint16) uint32 {
+	want := uint64(port) << lastShift
+	lo := 0
+	for hi := len(ivs) - 1; hi-lo > 8; {
+		if mid := int(uint(lo+hi) >> 1); ivs[mid]>>lastShift < uint64(port) {
 			lo = mid + 1
 		} else {
 			hi = mid
 		}
 	}
-	return lo
+	for ; lo < len(ivs)-1; lo++ {
+		if ivs[lo]&^(1<<lastShift-1) >= want {
+			break
+		}
+	}
+	return uint32(ivs[lo])
 }
 
 // candidate is a rule that applies to one (subject class, peer class).
@@ -77,70 +74,133 @@ type portMatch struct {
 
 func (m *portMatch) hasProto(p flow.Proto) bool { return m.proto == flow.AnyProto || m.proto == p }
 
-// fillCell builds the program of a cell and publishes it. It returns the
-// program's index plus one.
-func (t *Table) fillCell(d flow.Direction, s, p uint32) uint32 {
-	t.fill.Lock()
-	defer t.fill.Unlock()
-	cell := &t.dirs[d].rows[s][p]
-	if id := cell.Load(); id != 0 {
-		return id // another goroutine was first
+// fill decides a connection whose cell is not there and remembers the cell.
+// Matching the rules needs no lock; memory.mu is held to look up or add what
+// they come to.
+func (t *Table) fill(d flow.Direction, s *subject, p *peerClass, k *flow.Key) OutcomeID {
+	m := t.mem
+	var (
+		msBuf  [32]match
+		keyBuf [64]byte
+		ms     []match
+		text   = append(keyBuf[:0], 'n')
+	)
+	nodeLocal := d == flow.Ingress && p.nodes.has(s.node)
+	if !nodeLocal {
+		ms = s.matches(d, p, msBuf[:0])
+		text = s.matchKey(d, p, ms, keyBuf[:0])
 	}
-	prog := t.buildProgram(d, &t.dirs[d].subjects[s], &t.dirs[d].peers[p])
-	key := prog.key()
-	id, ok := t.consing.programs[key]
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.bySubject[s.serial[d]]
+	id, ok := known[string(text)]
 	if !ok {
-		list := append(*t.programs.Load(), prog)
-		t.programs.Store(&list)
-		id = uint32(len(list))
-		t.consing.programs[key] = id
+		switch {
+		case nodeLocal:
+			id = m.internProgram(program{uint64(outcomeNodeLocal)})
+		case m.full():
+			return m.internOutcome(walk(d, s, s.candidates(d, p, ms), k.Proto, k.DstPort, k.SrcPort))
+		default:
+			id = m.internProgram(m.buildProgram(d, s, s.candidates(d, p, ms)))
+		}
+		if known == nil {
+			known = map[string]uint32{}
+			m.bySubject[s.serial[d]] = known
+		}
+		known[string(text)] = id
+		m.indexBytes += len(text) + entryBytes
 	}
-	cell.Store(id)
+	m.store(cellKey(s.serial[d], p.serial), id)
+	return m.outcome(id, k)
+}
+
+// outcome applies a program to a connection.
+func (m *memory) outcome(id uint32, k *flow.Key) OutcomeID {
+	p := (*m.programs.Load())[id]
+	if len(p) == 1 {
+		return OutcomeID(p[0])
+	}
+	return p.lookup(m.slots[k.Proto], k.DstPort, k.SrcPort)
+}
+
+// internProgram returns the number of an equal program, adding it if new. The
+// caller holds m.mu.
+func (m *memory) internProgram(p program) uint32 {
+	if p.constant(len(m.protos)) {
+		p = program{uint64(uint32(p[len(p)-1]))}
+	}
+	key := p.key()
+	id, ok := m.programIDs[key]
+	if !ok {
+		list := append(*m.programs.Load(), p)
+		m.programs.Store(&list)
+		id = uint32(len(list) - 1)
+		m.programIDs[key] = id
+		m.programBytes += 8*cap(p) + len(key) + entryBytes
+	}
 	return id
 }
 
-func (t *Table) buildProgram(d flow.Direction, s *subjectClass, p *peerClass) *program {
-	cands := t.candidates(d, s, p)
-	prog := &program{start: make([]uint32, 0, len(t.protos)+1)}
-	for slot, proto := range t.protos {
-		prog.start = append(prog.start, uint32(len(prog.last)))
-		for _, iv := range cutPoints(cands, proto, func(m *portMatch) (rule.PortRange, bool) { return m.dst, true }) {
-			out := t.intervalOutcome(s, cands, proto, iv.First, prog)
-			if n := len(prog.last); n > int(prog.start[slot]) && prog.out[n-1] == out && out&subRef == 0 {
-				prog.last[n-1] = iv.Last // equal to the interval before: merge
-				continue
-			}
-			prog.last = append(prog.last, iv.Last)
-			prog.out = append(prog.out, out)
+// constant reports whether a program has the same outcome for everything.
+func (p program) constant(slots int) bool {
+	if len(p) != 2*slots {
+		return false
+	}
+	for _, iv := range p[slots:] {
+		if uint32(iv) != uint32(p[slots]) || iv&subRef != 0 {
+			return false
 		}
 	}
-	prog.start = append(prog.start, uint32(len(prog.last)))
-	return prog
+	return true
 }
 
-// intervalOutcome decides one destination-port interval, represented by its
-// first port; where a rule restricts source ports it returns a reference to
-// source intervals.
-func (t *Table) intervalOutcome(s *subjectClass, cands []candidate, proto flow.Proto, port uint16, prog *program) OutcomeID {
-	ivs := cutPoints(cands, proto, func(m *portMatch) (rule.PortRange, bool) { return m.src, m.dst.Contains(port) })
-	if len(ivs) == 1 {
-		return t.internOutcome(walk(s, cands, proto, port, 0))
+// buildProgram decides every interval. The caller holds m.mu.
+func (m *memory) buildProgram(d flow.Direction, s *subject, cands []candidate) program {
+	prog := make(program, len(m.protos), 3*len(m.protos))
+	type sub struct {
+		at  int // interval that refers to it
+		ivs []uint64
 	}
-	var sub sourceIntervals
-	for _, iv := range ivs {
-		out := t.internOutcome(walk(s, cands, proto, port, iv.First))
-		if n := len(sub.out); n > 0 && sub.out[n-1] == out {
-			sub.last[n-1] = iv.Last
+	var subs []sub
+	for slot, proto := range m.protos {
+		first := len(prog)
+		for _, iv := range cutPoints(cands, proto, func(m *portMatch) (rule.PortRange, bool) { return m.dst, true }) {
+			ivs := m.sourceIntervals(d, s, cands, proto, iv.First)
+			if len(ivs) > 1 {
+				subs = append(subs, sub{len(prog), ivs})
+				prog = append(prog, interval(iv.Last, subRef))
+				continue
+			}
+			out := uint32(ivs[0])
+			if n := len(prog); n > first && uint32(prog[n-1]) == out {
+				prog[n-1] = interval(iv.Last, out) // equal to the interval before: merge
+				continue
+			}
+			prog = append(prog, interval(iv.Last, out))
+		}
+		prog[slot] = uint64(first)<<32 | uint64(len(prog)-first)
+	}
+	for _, s := range subs {
+		prog[s.at] |= uint64(len(prog))
+		prog = append(append(prog, uint64(len(s.ivs))), s.ivs...)
+	}
+	return slices.Clip(prog)
+}
+
+// sourceIntervals decides one destination-port interval, represented by its
+// first port, for every source port.
+func (m *memory) sourceIntervals(d flow.Direction, s *subject, cands []candidate, proto flow.Proto, port uint16) []uint64 {
+	var ivs []uint64
+	for _, iv := range cutPoints(cands, proto, func(m *portMatch) (rule.PortRange, bool) { return m.src, m.dst.Contains(port) }) {
+		out := uint32(m.internOutcome(walk(d, s, cands, proto, port, iv.First)))
+		if n := len(ivs); n > 0 && uint32(ivs[n-1]) == out {
+			ivs[n-1] = interval(iv.Last, out)
 			continue
 		}
-		sub.last = append(sub.last, iv.Last)
-		sub.out = append(sub.out, out)
+		ivs = append(ivs, interval(iv.Last, out))
 	}
-	if len(sub.out) == 1 {
-		return sub.out[0]
-	}
-	prog.sub = append(prog.sub, sub)
-	return OutcomeID(subRef | uint32(len(prog.sub)-1))
+	return ivs
 }
 
 // cutPoints splits the port space wherever one of the candidates' ranges for
@@ -174,21 +234,10 @@ func cutPoints(cands []candidate, proto flow.Proto, ranges func(*portMatch) (rul
 }
 
 // key is equal for programs that answer alike because they are built alike.
-func (p *program) key() string {
-	var b []byte
-	for _, v := range p.start {
-		b = binary.LittleEndian.AppendUint32(b, v)
-	}
-	for i, v := range p.last {
-		b = binary.LittleEndian.AppendUint16(b, v)
-		b = binary.LittleEndian.AppendUint32(b, uint32(p.out[i]))
-	}
-	for _, s := range p.sub {
-		b = append(b, '|')
-		for i, v := range s.last {
-			b = binary.LittleEndian.AppendUint16(b, v)
-			b = binary.LittleEndian.AppendUint32(b, uint32(s.out[i]))
-		}
+func (p program) key() string {
+	b := make([]byte, 0, 8*len(p))
+	for _, w := range p {
+		b = binary.LittleEndian.AppendUint64(b, w)
 	}
 	return string(b)
 }

@@ -1,9 +1,11 @@
 package classifier
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/gaissmai/bart"
 
@@ -13,133 +15,200 @@ import (
 
 // Table is an immutable compiled policy. Any number of goroutines may use it.
 type Table struct {
+	state
 	generation uint64
-	world      *rule.World
-	rules      []rule.Rule      // canonical order
-	isolations []rule.Isolation // canonical order
-	peerAtoms  [][]uint32       // per rule and peer: number of its selector, block or set
+	mem        *memory // shared with tables before and after
+	known      *lazyWorld
+}
 
+// state is what tables and the writer have in common: persistent values of which
+// a version is made by copying the struct.
+type state struct {
+	series   uint64 // serials of different series do not compare
+	node     string
 	addrs    addrTable          // pods and nodes, exact
-	prefixes bart.Table[uint32] // prefixes of policies → index of leaves
-	podCIDRs bart.Lite          // addresses in here without a record are unknown
-	leaves   []record           // one per prefix; leaves[0] is "no prefix"
-	unknown  record             // the unknown address
+	prefixes *bart.Table[*leaf] // prefixes that policies mention
+	none     *leaf              // matched by no prefix
+	podCIDRs *bart.Lite         // addresses in here without a slot are unknown
+	podBytes [2][4]uint64       // first bytes of addresses in podCIDRs, by family
+	unknown  party              // the unknown address
 	vips     map[flow.Addr]struct{}
-	slots    [256]uint8 // protocol → program slot
-	protos   []flow.Proto
+	vipList  []netip.Addr
 
-	dirs     [2]direction
-	selected []netip.Addr
-	locals   []netip.Addr
-
-	fill     sync.Mutex // serialises cell filling; guards consing
-	consing  consing
-	programs atomic.Pointer[[]*program]
-	outcomes atomic.Pointer[[]*Outcome]
+	rules      chunks[*rule.Rule]
+	ruleCount  [2]int
+	isolations chunks[*rule.Isolation]
+	pods       chunks[*rule.Endpoint]
+	nodes      chunks[*rule.Node]
+	sets       chunks[namedSet]
+	subjects   []subjectRef
+	lists      *addrLists
 }
 
-// direction is the part of a table that belongs to one flow.Direction.
-type direction struct {
-	subjects []subjectClass
-	peers    []peerClass
-	rows     []row // parallel to subjects
+// addrLists are sorted lists that few callers want, made on demand.
+type addrLists struct {
+	pods             []*pod // all local ones
+	once             sync.Once
+	selected, locals []netip.Addr
 }
 
-// row holds the cells of one subject class, indexed by peer class. Zero means
-// not filled; other values are a program's index plus one.
-type row []atomic.Uint32
-
-// record is what an address resolves to.
-type record struct {
-	endpoint int32 // index into world.Endpoints, -1 if not a pod's own address
-	node     int32 // node that has this address, -1 if none
-	runsOn   int32 // node the pod runs on, -1 if none or not a pod
-	local    bool  // a pod policed here: subject is valid
-	subject  [2]uint32
-	peer     [2]uint32
+// lazyWorld is the world as one value, made on demand unless it was given.
+type lazyWorld struct {
+	once  sync.Once
+	world *rule.World
 }
 
 // Lookup decides a connection. k is in the direction the connection was opened;
-// an invalid key is dropped by the default of its zero classes, never allowed
-// by accident. No allocation once the cells involved are filled.
+// an invalid key is decided like an address nobody has, never allowed by
+// accident. No allocation once the cells involved are there.
 func (t *Table) Lookup(k flow.Key) Decision {
 	src, dst := t.resolve(&k.Src), t.resolve(&k.Dst)
-	eg := t.decide(flow.Egress, src, dst, &k)
-	in := t.decide(flow.Ingress, dst, src, &k)
+	eg, in := outcomeNotLocal, outcomeNotLocal
+	if src.local() {
+		eg = t.decide(flow.Egress, src, dst, &k)
+	}
+	if dst.local() {
+		in = t.decide(flow.Ingress, dst, src, &k)
+	}
 	v := eg.verdict()
 	if v == Allow {
 		v = in.verdict()
 	}
-	return Decision{Verdict: v, Egress: eg, Ingress: in, Audit: eg.audit() || in.audit()}
+	return Decision{Verdict: v, Egress: eg, Ingress: in, Audit: (eg|in)&outcomeAudit != 0}
 }
 
-func (t *Table) decide(d flow.Direction, subject, peer *record, k *flow.Key) OutcomeID {
-	if !subject.local {
-		return outcomeNotLocal
+func (t *Table) decide(d flow.Direction, subject, peer party, k *flow.Key) OutcomeID {
+	if subject.rec == peer.rec {
+		return outcomeSelf // a record is of one address
 	}
-	if k.Src == k.Dst {
-		return outcomeSelf
+	m, s := t.mem, &t.subjects[subject.rec.subject]
+	c, key := m.cells.Load(), cellKey(s.serial[d], peer.serial())
+	// The first probe nearly always finds it; the loop is left to get.
+	w := c.words[c.start(key)].Load()
+	id := uint32(w & (maxPrograms - 1))
+	if w>>programBits != key {
+		if id = c.get(key); id == 0 {
+			return t.fill(d, s.subject, peer.rec.peer, k)
+		}
 	}
-	if d == flow.Ingress && peer.node >= 0 && peer.node == subject.runsOn {
-		return outcomeNodeLocal
+	p := (*m.programs.Load())[id]
+	if len(p) == 1 {
+		return OutcomeID(p[0])
 	}
-	s, p := subject.subject[d], peer.peer[d]
-	cell := &t.dirs[d].rows[s][p]
-	id := cell.Load()
-	if id == 0 {
-		id = t.fillCell(d, s, p)
-	}
-	return (*t.programs.Load())[id-1].lookup(t.slots[k.Proto], k.DstPort, k.SrcPort)
+	return p.lookup(m.slots[k.Proto], k.DstPort, k.SrcPort)
 }
 
-// resolve maps an address to its record: exact, unknown, or by prefix.
-func (t *Table) resolve(a *flow.Addr) *record {
-	if r := t.addrs.get(a); r != nil {
-		return r
+// resolve maps an address to its party: exact, unknown, or by prefix.
+func (t *Table) resolve(a *flow.Addr) party {
+	if p := t.addrs.get(a); p.rec != nil {
+		return p
 	}
-	ip := a.Netip()
-	if t.podCIDRs.Contains(ip) {
-		return &t.unknown
+	return t.resolveFar(a)
+}
+
+func (t *Table) resolveFar(a *flow.Addr) party {
+	var ip netip.Addr
+	v4, is4 := to4(a)
+	family, first := 0, uint32(v4)>>24
+	if is4 {
+		ip = netip.AddrFrom4([4]byte{byte(v4 >> 24), byte(v4 >> 16), byte(v4 >> 8), byte(v4)})
+	} else {
+		ip = netip.AddrFrom16(*a)
+		family, first = 1, uint32(a[0])
+	}
+	if t.podBytes[family][first/64]&(1<<(first%64)) != 0 && t.podCIDRs.Lookup(ip) {
+		return t.unknown
 	}
 	if leaf, ok := t.prefixes.Lookup(ip); ok {
-		return &t.leaves[leaf]
+		return leaf.party
 	}
-	return &t.leaves[0]
+	return t.none.party
 }
 
-// Generation returns Options.Generation.
+// Generation returns Options.Generation or Delta.Generation.
 func (t *Table) Generation() uint64 { return t.generation }
 
-// World returns the world the table was compiled for. Read only.
-func (t *Table) World() *rule.World { return t.world }
+// World returns the world the table was compiled for. Read only. The first call
+// on a table of a Live puts it together, pods and nodes in the order of their
+// names.
+func (t *Table) World() *rule.World {
+	t.known.once.Do(func() {
+		if t.known.world == nil {
+			t.known.world = t.makeWorld()
+		}
+	})
+	return t.known.world
+}
+
+func (t *Table) makeWorld() *rule.World {
+	w := &rule.World{Node: t.node, VIPs: t.vipList, Sets: map[string][]netip.Prefix{}}
+	t.pods.each(func(e **rule.Endpoint) {
+		if *e != nil {
+			w.Endpoints = append(w.Endpoints, **e)
+		}
+	})
+	t.nodes.each(func(n **rule.Node) {
+		if *n != nil {
+			w.Nodes = append(w.Nodes, **n)
+		}
+	})
+	t.sets.each(func(s *namedSet) {
+		if s.present {
+			w.Sets[s.name] = s.prefixes
+		}
+	})
+	slices.SortFunc(w.Endpoints, func(a, b rule.Endpoint) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	slices.SortFunc(w.Nodes, func(a, b rule.Node) int { return strings.Compare(a.Name, b.Name) })
+	return w
+}
+
+// Policy returns the rules and isolations of the table in canonical order. They
+// are copies; what they point to is read only.
+func (t *Table) Policy() rule.Set {
+	var set rule.Set
+	t.rules.each(func(r **rule.Rule) {
+		if *r != nil {
+			set.Rules = append(set.Rules, **r)
+		}
+	})
+	t.isolations.each(func(i **rule.Isolation) {
+		if *i != nil {
+			set.Isolations = append(set.Isolations, **i)
+		}
+	})
+	set.Sort()
+	return set
+}
 
 // Outcome resolves an id from a Decision of this table. Zero yields nil.
 func (t *Table) Outcome(id OutcomeID) *Outcome {
 	if id == 0 {
 		return nil
 	}
-	return (*t.outcomes.Load())[id.index()]
+	return (*t.mem.outcomes.Load())[id.index()]
 }
 
 // Rule resolves a rule id of this table. The result is read only.
-func (t *Table) Rule(id RuleID) *rule.Rule { return &t.rules[id] }
+func (t *Table) Rule(id RuleID) *rule.Rule { return *t.rules.at(int(id)) }
 
 // Isolation resolves an isolation index of this table. The result is read only.
-func (t *Table) Isolation(i int32) *rule.Isolation { return &t.isolations[i] }
+func (t *Table) Isolation(i int32) *rule.Isolation { return *t.isolations.at(int(i)) }
 
 // Endpoint returns the pod that has the address as its own, or nil. Addresses
 // shared by host-network pods belong to the node and yield nil.
 func (t *Table) Endpoint(a flow.Addr) *rule.Endpoint {
-	if r := t.addrs.get(&a); r != nil && r.endpoint >= 0 {
-		return &t.world.Endpoints[r.endpoint]
+	if rec := t.addrs.get(&a).rec; rec != nil && rec.pod != nil {
+		return rec.pod.ep
 	}
 	return nil
 }
 
 // NodeOf returns the node that has the address, or nil.
 func (t *Table) NodeOf(a flow.Addr) *rule.Node {
-	if r := t.addrs.get(&a); r != nil && r.node >= 0 {
-		return &t.world.Nodes[r.node]
+	if rec := t.addrs.get(&a).rec; rec != nil {
+		return rec.node
 	}
 	return nil
 }
@@ -153,8 +222,37 @@ func (t *Table) IsVIP(a flow.Addr) bool {
 // Selected returns the addresses of local pods that at least one rule or
 // isolation selects in either direction, sorted. Only their traffic needs
 // judging. The result is read only.
-func (t *Table) Selected() []netip.Addr { return t.selected }
+func (t *Table) Selected() []netip.Addr {
+	t.makeLists()
+	return t.lists.selected
+}
 
 // Locals returns the addresses of all local pods, sorted. The result is read
 // only.
-func (t *Table) Locals() []netip.Addr { return t.locals }
+func (t *Table) Locals() []netip.Addr {
+	t.makeLists()
+	return t.lists.locals
+}
+
+func (t *Table) makeLists() {
+	t.lists.once.Do(func() {
+		for _, p := range t.lists.pods {
+			for _, a := range p.ep.Addrs {
+				key := flow.AddrFrom(a)
+				rec := t.addrs.get(&key).rec
+				if rec == nil || rec.pod != p {
+					continue // another pod has it
+				}
+				t.lists.locals = append(t.lists.locals, a)
+				if t.subjects[rec.subject].selected() {
+					t.lists.selected = append(t.lists.selected, a)
+				}
+			}
+		}
+		t.lists.pods = nil
+		for _, list := range []*[]netip.Addr{&t.lists.locals, &t.lists.selected} {
+			slices.SortFunc(*list, netip.Addr.Compare)
+			*list = slices.Compact(*list)
+		}
+	})
+}

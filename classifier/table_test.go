@@ -242,12 +242,3 @@ func TestConcurrentFirstTouch(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkLookup(b *testing.B) {
-	table := compileOrFail(b, isolateY(), twoPods(""))
-	k := tcp("10.0.0.1", "10.0.1.1", 9090)
-	b.ReportAllocs()
-	for b.Loop() {
-		table.Lookup(k)
-	}
-}

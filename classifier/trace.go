@@ -66,25 +66,23 @@ func (t *Table) Explain(k flow.Key) *Trace {
 	return tr
 }
 
-func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer *record, k *flow.Key) TraceSide {
+func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer party, k *flow.Key) TraceSide {
 	side := TraceSide{Outcome: t.Outcome(id)}
 	switch side.Outcome.Reason {
 	case ReasonNotLocal, ReasonSelf, ReasonNodeLocal:
 		return side
 	}
-	s, p := &t.dirs[d].subjects[subject.subject[d]], &t.dirs[d].peers[peer.peer[d]]
-	for i := range t.rules {
-		if t.rules[i].Direction == d {
-			side.OtherSubjects++
-		}
+	s, p := t.subjects[subject.rec.subject].subject, peer.rec.peer
+	side.OtherSubjects = t.ruleCount[d] - len(s.rules[d])
+	ms := s.matches(d, p, nil)
+	w := explainWalk{t: t, key: k, dir: d, subject: s, outcome: side.Outcome, byID: map[RuleID]*candidate{}, peers: map[RuleID]bool{}}
+	for _, m := range ms {
+		w.peers[s.rules[d][m.index].id] = true
 	}
-	side.OtherSubjects -= len(s.rules)
-	byID := map[RuleID]*candidate{}
-	cands := t.candidates(d, s, p)
+	cands := s.candidates(d, p, ms)
 	for i := range cands {
-		byID[cands[i].id] = &cands[i]
+		w.byID[cands[i].id] = &cands[i]
 	}
-	w := explainWalk{t: t, key: k, subject: s, peer: p, byID: byID, outcome: side.Outcome}
 	for b := rule.Band(0); int(b) < rule.NumBands; b++ {
 		if tb, ok := w.band(b); ok {
 			side.Bands = append(side.Bands, tb)
@@ -97,8 +95,9 @@ func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer *recor
 type explainWalk struct {
 	t       *Table
 	key     *flow.Key
-	subject *subjectClass
-	peer    *peerClass
+	dir     flow.Direction
+	subject *subject
+	peers   map[RuleID]bool // rules whose peers match, or may
 	byID    map[RuleID]*candidate
 	outcome *Outcome
 	skipped rule.BandSet
@@ -115,12 +114,12 @@ func (w *explainWalk) band(b rule.Band) (TraceBand, bool) {
 	case wasSkipped:
 		tb.Result = BandSkipped
 	}
-	for _, id := range w.subject.rules {
-		if r := &w.t.rules[id]; r.Order.Band == b {
-			tb.Rules = append(tb.Rules, w.rule(id, r, &tb))
+	for _, r := range w.subject.rules[w.dir] {
+		if r.rule.Order.Band == b {
+			tb.Rules = append(tb.Rules, w.rule(r.id, r.rule, &tb))
 		}
 	}
-	for _, iso := range w.subject.isolations {
+	for _, iso := range w.subject.isolations[w.dir] {
 		if iso.rule.Band == b {
 			tb.Isolations = append(tb.Isolations, iso.index)
 			if !w.done && !w.skipped.Has(b) && iso.rule.Stage == rule.Enforce {
@@ -190,7 +189,7 @@ func (w *explainWalk) match(id RuleID, r *rule.Rule) (why, detail string) {
 			return "unknown-peer", "the other side is inside a pod CIDR but no known pod has its address"
 		}
 	}
-	if w.t.matchPeers(r.Direction, id, w.subject, w.peer) == no {
+	if !w.peers[id] {
 		return "peer", peerDetail(r)
 	}
 	return "port", fmt.Sprintf("wants %s", l4Text(r.L4))

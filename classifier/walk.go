@@ -44,14 +44,14 @@ type step struct {
 // walk decides one subject class against candidates for one protocol and port
 // pair, exactly as package rule's comment describes, once for what is enforced
 // and, if anything is audit-only, once as if it were enforced too.
-func walk(s *subjectClass, cands []candidate, proto flow.Proto, dst, src uint16) *Outcome {
-	e := walkOnce(s, cands, proto, dst, src, false)
+func walk(d flow.Direction, s *subject, cands []candidate, proto flow.Proto, dst, src uint16) *Outcome {
+	e := walkOnce(d, s, cands, proto, dst, src, false)
 	o := &Outcome{
 		Verdict: e.verdict, Reason: e.reason, Band: e.band, Rule: e.rule, Isolations: e.isolations,
 		Audit: e.audit, AuditIsolation: e.auditIso, StagedRule: NoRule,
 	}
-	if s.staged {
-		if st := walkOnce(s, cands, proto, dst, src, true); st.metStaged {
+	if s.staged[d] {
+		if st := walkOnce(d, s, cands, proto, dst, src, true); st.metStaged {
 			o.HasStaged = true
 			o.Staged, o.StagedReason, o.StagedBand = st.verdict, st.reason, st.band
 			o.StagedRule, o.StagedIsolations = st.rule, st.isolations
@@ -60,7 +60,7 @@ func walk(s *subjectClass, cands []candidate, proto flow.Proto, dst, src uint16)
 	return o
 }
 
-func walkOnce(s *subjectClass, cands []candidate, proto flow.Proto, dst, src uint16, staged bool) step {
+func walkOnce(d flow.Direction, s *subject, cands []candidate, proto flow.Proto, dst, src uint16, staged bool) step {
 	st := step{rule: NoRule, band: rule.BandDefault}
 	var skipped rule.BandSet
 	i := 0
@@ -101,7 +101,7 @@ func walkOnce(s *subjectClass, cands []candidate, proto flow.Proto, dst, src uin
 		if skipped.Has(b) {
 			continue // leaving a band leaves its isolation too
 		}
-		for _, iso := range s.isolations {
+		for _, iso := range s.isolations[d] {
 			if iso.rule.Band != b || iso.rule.Stage == rule.AuditOnly && !staged {
 				continue
 			}

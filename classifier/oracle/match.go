@@ -1,8 +1,10 @@
 package oracle
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
@@ -21,10 +23,16 @@ func resolve(w *rule.World, a flow.Addr) party {
 	p := party{addr: a.Netip()}
 	for i := range w.Endpoints {
 		e := &w.Endpoints[i]
-		if !e.HostNetwork && slices.Contains(e.Addrs, p.addr) {
-			p.pod = e
-			return p
+		if e.HostNetwork || !slices.Contains(e.Addrs, p.addr) {
+			continue
 		}
+		// Of pods that claim one address the first by name has it.
+		if p.pod == nil || cmp.Or(strings.Compare(e.Namespace, p.pod.Namespace), strings.Compare(e.Name, p.pod.Name)) < 0 {
+			p.pod = e
+		}
+	}
+	if p.pod != nil {
+		return p
 	}
 	isNode := false
 	for i := range w.Nodes {

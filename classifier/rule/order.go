@@ -21,6 +21,12 @@ func Compare(a, b *Rule) int {
 	)
 }
 
+// CompareIsolations orders two isolations of one direction as decisions list
+// them: by band, then origin.
+func CompareIsolations(a, b *Isolation) int {
+	return cmp.Or(cmp.Compare(a.Band, b.Band), compareOrigin(&a.Origin, &b.Origin))
+}
+
 func compareOrigin(a, b *Origin) int {
 	return cmp.Or(
 		strings.Compare(a.Group, b.Group),
@@ -40,11 +46,7 @@ func (s *Set) Sort() {
 		return cmp.Or(cmp.Compare(a.Direction, b.Direction), Compare(&a, &b))
 	})
 	slices.SortStableFunc(s.Isolations, func(a, b Isolation) int {
-		return cmp.Or(
-			cmp.Compare(a.Direction, b.Direction),
-			cmp.Compare(a.Band, b.Band),
-			compareOrigin(&a.Origin, &b.Origin),
-		)
+		return cmp.Or(cmp.Compare(a.Direction, b.Direction), CompareIsolations(&a, &b))
 	})
 }
 

@@ -21,6 +21,13 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if err := newRoot().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "tierwall-bench:", err)
+		os.Exit(1)
+	}
+}
+
+func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tierwall-bench",
 		Short:         "Measure Tierwall on this machine",
@@ -29,8 +36,6 @@ func main() {
 	}
 	root.AddCommand(dataplane.Commands()...)
 	root.AddCommand(audit.Commands()...)
-	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "tierwall-bench:", err)
-		os.Exit(1)
-	}
+	root.AddCommand(newGen())
+	return root
 }
