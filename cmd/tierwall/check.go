@@ -7,10 +7,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tierwall/tierwall/cmd/internal/cli"
+	"github.com/tierwall/tierwall/policy/lower"
 )
 
 func newCheck() *cobra.Command {
 	var dir string
+	var opt lower.Options
 	output := cli.NewFormat("text", "json")
 	cmd := &cobra.Command{
 		Use:   "check --manifests DIR",
@@ -30,7 +32,7 @@ Exit code 1 when there are errors.`,
 			if dir == "" {
 				return usage(cmd, errors.New("--manifests is required"))
 			}
-			in, err := cli.Load(dir, "", cmd.InOrStdin())
+			in, err := cli.LoadWith(opt, dir, "", cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
@@ -52,5 +54,6 @@ Exit code 1 when there are errors.`,
 	}
 	cmd.Flags().StringVarP(&dir, "manifests", "m", "", "directory or file of Kubernetes YAML, \"-\" for standard input (required)")
 	cmd.Flags().VarP(output, "output", "o", "form of the answer")
+	mixedFlag(cmd, &opt)
 	return cmd
 }

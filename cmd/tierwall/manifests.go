@@ -7,6 +7,7 @@ import (
 
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/query"
+	"github.com/tierwall/tierwall/policy/lower"
 )
 
 // question has the flags of commands that ask the manifests something.
@@ -15,6 +16,7 @@ type question struct {
 	node      string
 	family    query.Family
 	output    *cli.Format
+	lower     lower.Options
 }
 
 func (q *question) flags(cmd *cobra.Command) {
@@ -24,6 +26,13 @@ func (q *question) flags(cmd *cobra.Command) {
 	f.StringVar(&q.node, "node", "", "answer as this node's daemon would: only its own pods are policed (default: all pods)")
 	f.Var((*familyFlag)(&q.family), "family", "address family (default: IPv4 where both ends have it, else IPv6)")
 	f.VarP(q.output, "output", "o", "form of the answer")
+	mixedFlag(cmd, &q.lower)
+}
+
+// mixedFlag adds the flag for what the daemon's key allowMixedDialects allows.
+func mixedFlag(cmd *cobra.Command, opt *lower.Options) {
+	cmd.Flags().BoolVar(&opt.AllowMixedDialects, "allow-mixed-dialects", false,
+		"accept KEP and released AdminNetworkPolicies together, as a daemon with allowMixedDialects does")
 }
 
 // load compiles the manifests. Warnings go to the error output; errors are
@@ -32,7 +41,7 @@ func (q *question) load(cmd *cobra.Command) (*cli.Input, error) {
 	if q.manifests == "" {
 		return nil, usage(cmd, errors.New("--manifests is required"))
 	}
-	in, err := cli.Load(q.manifests, q.node, cmd.InOrStdin())
+	in, err := cli.LoadWith(q.lower, q.manifests, q.node, cmd.InOrStdin())
 	if err != nil {
 		return nil, err
 	}

@@ -155,6 +155,15 @@ func named(r Record, x *rule.Rule) Record {
 	return r
 }
 
+// unauthenticated corrects a record of a rule that allows but asks for
+// authentication (S3-32): nobody can give it, so the connection is dropped.
+func unauthenticated(r Record, why classifier.Reason) Record {
+	if why == classifier.ReasonAuthRequired {
+		r.Verdict, r.Reason = Drop, why.String()
+	}
+	return r
+}
+
 // isolated adds a default deny to a record: all policies that isolate.
 func isolated(r Record, ids []int32, res Resolver) Record {
 	r.Verdict = Drop
@@ -234,8 +243,9 @@ func (b *builder) outcome(base Record, o *classifier.Outcome, res Resolver, emit
 		if o.HasStaged && id == o.StagedRule && r.Stage == StageAudit {
 			staged = true
 		}
-		if id == o.Rule && o.Reason == classifier.ReasonRule {
+		if id == o.Rule {
 			covered = true
+			r = unauthenticated(r, o.Reason)
 		}
 		emit(r)
 	}
@@ -246,8 +256,8 @@ func (b *builder) outcome(base Record, o *classifier.Outcome, res Resolver, emit
 	if o.HasStaged && !staged {
 		r := base
 		switch o.StagedReason {
-		case classifier.ReasonRule:
-			r = named(base, res.Rule(o.StagedRule))
+		case classifier.ReasonRule, classifier.ReasonAuthRequired:
+			r = unauthenticated(named(base, res.Rule(o.StagedRule)), o.StagedReason)
 		case classifier.ReasonIsolation:
 			r = isolated(base, o.StagedIsolations, res)
 		default:
@@ -272,8 +282,8 @@ func decides(o *classifier.Outcome, denied bool) bool {
 // asked for one: whoever configured the engine did.
 func decided(r Record, o *classifier.Outcome, res Resolver) Record {
 	switch o.Reason {
-	case classifier.ReasonRule:
-		return named(r, res.Rule(o.Rule))
+	case classifier.ReasonRule, classifier.ReasonAuthRequired:
+		return unauthenticated(named(r, res.Rule(o.Rule)), o.Reason)
 	case classifier.ReasonIsolation:
 		return isolated(r, o.Isolations, res)
 	}

@@ -57,7 +57,10 @@ type Config struct {
 	RetryInterval time.Duration
 	// Logger receives changes of state. nil means slog.Default.
 	Logger *slog.Logger
-	// Compile builds tables. nil means classifier.Compile.
+	// Lower tunes the translation of policies.
+	Lower lower.Options
+	// Compile builds tables. nil means a classifier.Compiler of its own, which
+	// builds only what changed since the table before.
 	Compile func(rule.Set, *rule.World, classifier.Options) (*classifier.Table, *classifier.Report, error)
 }
 
@@ -111,7 +114,7 @@ func New(cfg Config) (*Controller, error) {
 		cfg.Logger = slog.Default()
 	}
 	if cfg.Compile == nil {
-		cfg.Compile = classifier.Compile
+		cfg.Compile = new(classifier.Compiler).Compile
 	}
 	return &Controller{cfg: cfg, reload: make(chan struct{}, 1), ready: make(chan struct{})}, nil
 }
@@ -203,7 +206,7 @@ func (c *Controller) update(ctx context.Context) error {
 	var world *rule.World
 	if len(findings.Errors) == 0 {
 		var found diag.List
-		set, found = lower.Build(objs, snap)
+		set, found = c.cfg.Lower.Build(objs, snap)
 		findings.Add(found)
 		var err error
 		if world, err = snap.WorldOf(c.cfg.Node); err != nil {

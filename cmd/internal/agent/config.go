@@ -27,6 +27,9 @@ type Config struct {
 	Dataplane string `json:"dataplane"`
 	// FailMode is closed or open.
 	FailMode string `json:"failMode"`
+	// AllowMixedDialects accepts KEP and released AdminNetworkPolicies together
+	// (X-02).
+	AllowMixedDialects bool `json:"allowMixedDialects"`
 	// Established is strict or keep (X-54).
 	Established string `json:"established"`
 

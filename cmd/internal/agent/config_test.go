@@ -21,7 +21,7 @@ func TestManual(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, key := range []string{
-		"node:", "manifests:", "dataplane:", "failMode:", "established:", "audit:", "  file:", "  format:", "  window:",
+		"node:", "manifests:", "dataplane:", "failMode:", "allowMixedDialects:", "established:", "audit:", "  file:", "  format:", "  window:",
 		"  all:", "  denies:", "  labels:", "  mode:", "  maxSizeMiB:", "  maxAge:", "  keep:", "  keepFor:", "  compress:", "  chain:",
 		"  stdout:", "  syslog:", "  stream:", "conntrack:", "  maxConnections:", "nfqueue:", "  firstQueue:", "  queues:", "  queueLength:",
 		"afxdp:", "  flowEntries:", "metrics:", "  address:",

@@ -69,16 +69,17 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	lowering := lower.Options{AllowMixedDialects: cfg.AllowMixedDialects}
 	// Refuse to start on bad input: there is no last good table to keep, and a
 	// daemon that runs without a policy looks as if it protected somebody.
-	if err := src.check(ctx, cfg.Node); err != nil {
+	if err := src.check(ctx, cfg.Node, lowering); err != nil {
 		return err
 	}
 	if err := d.open(); err != nil {
 		return err
 	}
 	d.control, err = controller.New(controller.Config{
-		Source: src, Publisher: publisher{d.engine, d.log}, Node: cfg.Node, Logger: d.log,
+		Source: src, Publisher: publisher{d.engine, d.log}, Node: cfg.Node, Lower: lowering, Logger: d.log,
 	})
 	if err != nil {
 		return errors.Join(err, d.close())
@@ -303,10 +304,10 @@ func (s *source) Load(context.Context) ([]*api.Object, *inventory.Snapshot, diag
 func (s *source) Changes() <-chan struct{} { return s.changes }
 
 // check returns everything that is wrong with the manifests as one error.
-func (s *source) check(ctx context.Context, node string) error {
+func (s *source) check(ctx context.Context, node string, opt lower.Options) error {
 	objs, snap, findings := s.Load(ctx)
 	if len(findings.Errors) == 0 {
-		_, found := lower.Build(objs, snap)
+		_, found := opt.Build(objs, snap)
 		findings.Add(found)
 	}
 	if err := findings.Err(); err != nil {

@@ -35,6 +35,11 @@ type Input struct {
 // says that the question makes no sense, such as a directory or a node that does
 // not exist.
 func Load(dir, node string, stdin io.Reader) (*Input, error) {
+	return LoadWith(lower.Options{}, dir, node, stdin)
+}
+
+// LoadWith is Load for a daemon with these options.
+func LoadWith(opt lower.Options, dir, node string, stdin io.Reader) (*Input, error) {
 	if dir != manifests.Stdin {
 		if _, err := os.Stat(dir); err != nil {
 			return nil, fmt.Errorf("read manifests: %w", err)
@@ -46,7 +51,7 @@ func Load(dir, node string, stdin io.Reader) (*Input, error) {
 	objs, snap, found := loader.Load(dir)
 	in := &Input{Objects: objs, Snapshot: snap, Findings: found}
 	if snap != nil {
-		set, found := lower.Build(objs, snap)
+		set, found := opt.Build(objs, snap)
 		in.Set = set
 		in.Findings.Add(found)
 	}
