@@ -185,7 +185,7 @@ func (d *resolver) concerns(r *rule.Rule, pod *rule.Endpoint, s server) bool {
 			}
 			return !p.Block.NoPods && p.Block.Contains(s.addr)
 		case rule.PeerSet:
-			return allow && !inventory.LearntSet(p.Set)
+			return (allow || r.Action == rule.Skip) && !inventory.LearntSet(p.Set)
 		}
 		return false
 	})

@@ -192,7 +192,7 @@ func (a *antreaDraft) rule(egress bool) antrea.Rule {
 	case egress && chance(r, 12) && final && !a.byGroup:
 		rule.To = []antrea.Peer{{IPBlock: &antrea.IPBlock{CIDR: "225.1.2.3/32"}}}
 		return rule
-	case egress && chance(r, 4):
+	case egress && chance(r, 2):
 		for range 1 + r.IntN(2) {
 			rule.ToServices = append(rule.ToServices, antrea.PeerService{Namespace: pick(r, a.u.inv.Namespaces).Name, Name: "svc"})
 		}
