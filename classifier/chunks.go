@@ -20,9 +20,6 @@ type chunk[T any] struct {
 
 func (c *chunks[T]) at(i int) *T { return &c.dir[i/chunkSize].v[i%chunkSize] }
 
-// has reports whether i lies inside the array.
-func (c *chunks[T]) has(i int) bool { return i >= 0 && i < len(c.dir)*chunkSize }
-
 // set writes one value, copying what older versions can see.
 func (c *chunks[T]) set(i int, v T, epoch uint64) {
 	n := i / chunkSize

@@ -31,7 +31,6 @@ var fixedOutcomes = []*Outcome{
 }
 
 func (id OutcomeID) verdict() Verdict { return Verdict(id & 3) }
-func (id OutcomeID) audit() bool      { return id&outcomeAudit != 0 }
 func (id OutcomeID) index() uint32    { return uint32(id) >> outcomeShift }
 
 // internOutcome returns the id of an equal outcome, adding it if new. The

@@ -300,9 +300,11 @@ func latency(ctx context.Context, s *scene, dir string, opt *Options) ([]Result,
 	}
 	slices.Sort(late)
 	at := func(q float64) float64 { return late[int(q*float64(len(late)-1))] }
-	r := Result{Case: "audit_latency_p99/at_10k", Value: at(0.99), Unit: "ms", Target: "≤ 50",
+	r := Result{
+		Case: "audit_latency_p99/at_10k", Value: at(0.99), Unit: "ms", Target: "≤ 50",
 		Note: fmt.Sprintf("p50 %.2f, p99.9 %.2f, max %.2f; looking every 0.5 ms included; threads waited %.1f s for a processor",
-			at(0.5), at(0.999), at(1), waited.Seconds())}
+			at(0.5), at(0.999), at(1), waited.Seconds()),
+	}
 	return []Result{r}, os.Remove(path)
 }
 

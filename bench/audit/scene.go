@@ -162,7 +162,7 @@ func thisMachine(dir string) machine {
 	}
 	var fs unix.Statfs_t
 	if unix.Statfs(dir, &fs) == nil {
-		m.FS = map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay"}[int64(fs.Type)]
+		m.FS = map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay"}[fs.Type]
 		if m.FS == "" {
 			m.FS = fmt.Sprintf("%#x", fs.Type)
 		}

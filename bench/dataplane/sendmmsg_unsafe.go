@@ -9,7 +9,7 @@ import (
 // mmsghdr is the kernel's struct mmsghdr (sendmmsg(2)).
 type mmsghdr struct {
 	hdr unix.Msghdr
-	n   uint32
+	_   uint32 // msg_len, set by the kernel
 	_   [4]byte
 }
 

@@ -268,8 +268,16 @@ func TestAuditQuery(t *testing.T) {
 func TestAuditFilterMistakes(t *testing.T) {
 	path := auditLog(t)
 	for _, args := range [][]string{
-		{"--verdict", "Deny"}, {"--direction", "in"}, {"--stage", "dry-run"}, {"--kind", "conn"}, {"--band", "5"}, {"--cidr", "10.0.0.0/33"},
-		{"--port", "http"}, {"--since", "yesterday"}, {"--pod", "["}, {"--from", "a["},
+		{"--verdict", "Deny"},
+		{"--direction", "in"},
+		{"--stage", "dry-run"},
+		{"--kind", "conn"},
+		{"--band", "5"},
+		{"--cidr", "10.0.0.0/33"},
+		{"--port", "http"},
+		{"--since", "yesterday"},
+		{"--pod", "["},
+		{"--from", "a["},
 	} {
 		r := tierwall(t, "", append([]string{"audit", "query", path}, args...)...)
 		if r.code != cli.ExitUsage || !strings.Contains(r.err, args[0]) || !strings.Contains(r.err, "tierwall audit query --help") {

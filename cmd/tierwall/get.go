@@ -140,7 +140,7 @@ func writeTable(w io.Writer, rows [][]string) error {
 		for i, cell := range row {
 			line.WriteString(cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+1))
 		}
-		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+		fmt.Fprintln(b, strings.TrimRight(line.String(), " ")) // Flush reports the error
 	}
 	return b.Flush()
 }

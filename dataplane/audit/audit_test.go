@@ -81,17 +81,27 @@ func newWorld() *world {
 		return rule.Origin{Group: "networking.k8s.io", Kind: "NetworkPolicy", Namespace: "y", Name: name, Generation: 2}
 	}
 	w.rules = []rule.Rule{
-		passAdmin: {Direction: flow.Ingress, Action: rule.Skip, Order: rule.Order{Band: rule.BandAdmin, Priority: -50},
-			Origin: rule.Origin{Group: "policy.networking.k8s.io", Kind: "AdminNetworkPolicy", Name: "tenants", Rule: "let them", Index: 1, Word: "Pass", Dialect: "kep"}},
+		passAdmin: {
+			Direction: flow.Ingress, Action: rule.Skip, Order: rule.Order{Band: rule.BandAdmin, Priority: -50},
+			Origin: rule.Origin{Group: "policy.networking.k8s.io", Kind: "AdminNetworkPolicy", Name: "tenants", Rule: "let them", Index: 1, Word: "Pass", Dialect: "kep"},
+		},
 		allowNP: {Direction: flow.Ingress, Action: rule.Allow, Order: rule.Order{Band: rule.BandNetworkPolicy}, Origin: np("allow-tcp-80")},
-		rejectAntrea: {Direction: flow.Ingress, Action: rule.Reject, Order: rule.Order{Band: rule.BandAntreaLower, Tier: 250, Priority: 5.5},
-			Origin: rule.Origin{Group: "crd.antrea.io", Kind: "NetworkPolicy", Namespace: "y", Name: "reject-tcp", Rule: "RejectTCPRequest", Word: "Reject", Label: "tcp-log-label"}},
-		dropAntreaCluster: {Direction: flow.Egress, Action: rule.Deny, Order: rule.Order{Band: rule.BandAntreaUpper, Tier: 50, Priority: 1},
-			Origin: rule.Origin{Group: "crd.antrea.io", Kind: "ClusterNetworkPolicy", Name: "strict", Rule: "no way out", Word: "Drop"}},
-		stagedDrop: {Direction: flow.Egress, Action: rule.Deny, Stage: rule.AuditOnly, Order: rule.Order{Band: rule.BandAdmin, Priority: -7},
-			Origin: rule.Origin{Group: "policy.networking.k8s.io", Kind: "AdminNetworkPolicy", Name: "trial", Index: 2, Word: "Deny"}},
-		empower: {Direction: flow.Egress, Action: rule.Skip, Order: rule.Order{Band: rule.BandClusterEmpower},
-			Origin: rule.Origin{Group: "netpol.networking.k8s.io", Kind: "ClusterNetworkPolicy", Name: "power", Word: "Empower"}},
+		rejectAntrea: {
+			Direction: flow.Ingress, Action: rule.Reject, Order: rule.Order{Band: rule.BandAntreaLower, Tier: 250, Priority: 5.5},
+			Origin: rule.Origin{Group: "crd.antrea.io", Kind: "NetworkPolicy", Namespace: "y", Name: "reject-tcp", Rule: "RejectTCPRequest", Word: "Reject", Label: "tcp-log-label"},
+		},
+		dropAntreaCluster: {
+			Direction: flow.Egress, Action: rule.Deny, Order: rule.Order{Band: rule.BandAntreaUpper, Tier: 50, Priority: 1},
+			Origin: rule.Origin{Group: "crd.antrea.io", Kind: "ClusterNetworkPolicy", Name: "strict", Rule: "no way out", Word: "Drop"},
+		},
+		stagedDrop: {
+			Direction: flow.Egress, Action: rule.Deny, Stage: rule.AuditOnly, Order: rule.Order{Band: rule.BandAdmin, Priority: -7},
+			Origin: rule.Origin{Group: "policy.networking.k8s.io", Kind: "AdminNetworkPolicy", Name: "trial", Index: 2, Word: "Deny"},
+		},
+		empower: {
+			Direction: flow.Egress, Action: rule.Skip, Order: rule.Order{Band: rule.BandClusterEmpower},
+			Origin: rule.Origin{Group: "netpol.networking.k8s.io", Kind: "ClusterNetworkPolicy", Name: "power", Word: "Empower"},
+		},
 	}
 	for _, name := range []string{"deny-all", "web"} {
 		o := np(name)

@@ -163,7 +163,7 @@ func TestPortScan(t *testing.T) {
 // TestSteadyState: once a decision is known, recording it again allocates nothing.
 func TestSteadyState(t *testing.T) {
 	l := newLog(t, Config{Chain: true})
-	l.Buffer.Grow(1 << 20)
+	l.Grow(1 << 20)
 	one := func() {
 		l.put(dataplane.Event{Key: toWeb, Verdict: classifier.Allow, Egress: oQuiet, Ingress: oPassThenNP, Conn: 1, Device: 7, TCPFlags: packet.SYN})
 		l.put(denied(7))

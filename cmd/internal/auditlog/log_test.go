@@ -228,9 +228,15 @@ func TestTailLast(t *testing.T) {
 		keep func([]byte) bool
 		want []int
 	}{
-		{0, nil, nil}, {3, nil, count(23, 25)}, {5, nil, count(21, 25)}, {7, nil, count(19, 25)},
-		{22, nil, count(4, 25)}, {99, nil, count(1, 25)}, {-1, nil, count(1, 25)},
-		{4, odd, []int{19, 21, 23, 25}}, {-1, odd, []int{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25}},
+		{0, nil, nil},
+		{3, nil, count(23, 25)},
+		{5, nil, count(21, 25)},
+		{7, nil, count(19, 25)},
+		{22, nil, count(4, 25)},
+		{99, nil, count(1, 25)},
+		{-1, nil, count(1, 25)},
+		{4, odd, []int{19, 21, 23, 25}},
+		{-1, odd, []int{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25}},
 	} {
 		got := numbers(t, func(fn func([]byte) error) error {
 			return Tail(t.Context(), log, TailOptions{Lines: tt.n, Keep: tt.keep}, fn)

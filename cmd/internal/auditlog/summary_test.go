@@ -206,7 +206,8 @@ func TestTop(t *testing.T) {
 		many, rec(audit.Drop, "ingress", "x/a@10.0.0.1", "y/b@10.0.0.2", "TCP", 81, by("y/p", 0), at(-time.Hour)),
 		rec(audit.Allow, "ingress", "x/b@10.0.0.3", "y/b@10.0.0.2", "TCP", 80, by("y/p", 0)),
 		rec(audit.Allow, "egress", "x/b@10.0.0.3", "192.0.2.1", "TCP", 80),
-		{Kind: audit.KindLost, Count: 7}, {Kind: audit.KindFile},
+		{Kind: audit.KindLost, Count: 7},
+		{Kind: audit.KindFile},
 	} {
 		top.Add(&r)
 	}
@@ -424,7 +425,9 @@ func TestEventsGroup(t *testing.T) {
 		rec(audit.Allow, "egress", x, y, "TCP", 80), rec(audit.Allow, "ingress", x, y, "TCP", 80), rec(audit.WouldDrop, "ingress", x, y, "TCP", 80, conn("1")),
 		rec(audit.Allow, "egress", x, y, "TCP", 80, conn("2")),
 		rec(audit.Allow, "egress", x, y, "TCP", 80, conn("2"), at(1)),
-		rec(audit.Drop, "egress", x, y, "TCP", 81), {Kind: audit.KindLost}, rec(audit.Drop, "egress", x, y, "TCP", 81),
+		rec(audit.Drop, "egress", x, y, "TCP", 81),
+		{Kind: audit.KindLost},
+		rec(audit.Drop, "egress", x, y, "TCP", 81),
 	} {
 		events.Add(&r)
 	}
