@@ -34,7 +34,7 @@ var said = map[string]string{
 	"Record.Priority":        "priority of the rule inside band and tier, lower wins; absent without a rule",
 	"Record.Policy":          "what decided; of an isolation the first of `isolations`",
 	"Record.Rule":            "rule that decided; absent for an isolation",
-	"Record.Reason":          "`rule`, `isolation`, `default`, `node-local`, `self`, `not-local`, `unknown-peer`; for other kinds what is wrong with the packet, or where records were lost",
+	"Record.Reason":          "`rule`, `isolation`, `default`, `node-local`, `self`, `not-local`, `unknown-peer`, `auth-required`; for other kinds what is wrong with the packet, or where records were lost",
 	"Record.Source":          "where the connection comes from",
 	"Record.Destination":     "where it goes to, after Service translation",
 	"Record.Protocol":        "`TCP`, `UDP`, `SCTP`, `ICMP`, `ICMPv6`, or a number",
