@@ -123,7 +123,7 @@ func addrWord(e *Endpoint) string {
 	if e == nil || e.IP == (netip.Addr{}) {
 		return nilWord
 	}
-	return e.IP.String()
+	return e.IP.WithZone("").String() // a zone is free text; packets have none
 }
 
 func portWord(r *Record, e *Endpoint) string {
