@@ -48,7 +48,8 @@ key) and from flags, which win. Edits of the manifests are applied by themselves
 
 Signals: SIGHUP reloads the manifests and reopens the audit log, SIGUSR1 writes
 the stats file, SIGTERM stops. With failMode closed (the default) the rules stay
-in the kernel when the daemon stops: accepted connections keep flowing, nothing
+in the kernel when the daemon stops (not those of --dataplane afxdp alone):
+accepted connections keep flowing, nothing
 new opens. --cleanup removes them.
 
 Exit status: 0 stopped in order, 1 could not start or go on, 2 wrong usage.`,
