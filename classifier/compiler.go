@@ -19,6 +19,7 @@ import (
 type Compiler struct {
 	mu   sync.Mutex
 	live *Live
+	set  rule.Set // of the last successful call: the same lists need no comparing
 }
 
 // Compile returns the table of a policy and a world, like the function Compile:
@@ -26,7 +27,8 @@ type Compiler struct {
 // to be unique and opt.Generation to grow with every call. opt.MemoryBudget
 // counts in the first call, and whenever world.Node changes, which starts over.
 //
-// The report's Affects compares with the table of the last successful call.
+// The report's Affects compares with the table of the last successful call. Handing
+// in the very lists of rules of that call again saves comparing them.
 func (c *Compiler) Compile(set rule.Set, world *rule.World, opt Options) (*Table, *Report, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -35,27 +37,44 @@ func (c *Compiler) Compile(set rule.Set, world *rule.World, opt Options) (*Table
 		if err != nil {
 			return nil, nil, err
 		}
-		c.live = l
+		c.live, c.set = l, set
 		return l.Table(), report, nil
 	}
 	if err := world.Validate(); err != nil { // the Delta does not tell about doubles
 		return nil, nil, fmt.Errorf("compile policy: %w", err)
 	}
-	set.Sort()
-	d, err := c.live.diff(&set, world)
+	policies := &set
+	if sameList(c.set.Rules, set.Rules) && sameList(c.set.Isolations, set.Isolations) {
+		policies = nil
+	} else {
+		set.Sort()
+	}
+	d, err := c.live.diff(policies, world)
 	if err != nil {
 		return nil, nil, err
 	}
 	d.Generation = opt.Generation
-	return c.live.Apply(d)
+	t, report, err := c.live.Apply(d)
+	if err == nil {
+		c.set = set
+	}
+	return t, report, err
 }
 
-// diff returns the Delta that leads to a policy and a world.
+// sameList reports whether two lists are the same memory.
+func sameList[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// diff returns the Delta that leads to a policy and a world. A nil set is the one
+// that is in force.
 func (l *Live) diff(set *rule.Set, world *rule.World) (*Delta, error) {
 	d := &Delta{}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.diffPolicies(set, d)
+	if set != nil {
+		l.diffPolicies(set, d)
+	}
 	if err := l.diffPods(world, d); err != nil {
 		return nil, err
 	}
@@ -76,6 +95,9 @@ func (l *Live) diff(set *rule.Set, world *rule.World) (*Delta, error) {
 	}
 	if !slices.Equal(world.VIPs, l.s.vipList) {
 		d.VIPs, d.ReplaceVIPs = world.VIPs, true
+	}
+	if !slices.Equal(world.LocalPrefixes, l.s.localPrefixes) {
+		d.LocalPrefixes, d.ReplaceLocalPrefixes = world.LocalPrefixes, true
 	}
 	return d, nil
 }

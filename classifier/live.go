@@ -92,6 +92,9 @@ type Delta struct {
 	// VIPs replaces all Service addresses if ReplaceVIPs is set.
 	VIPs        []netip.Addr
 	ReplaceVIPs bool
+	// LocalPrefixes replaces all of them if ReplaceLocalPrefixes is set.
+	LocalPrefixes        []netip.Prefix
+	ReplaceLocalPrefixes bool
 }
 
 // PolicyChange is what one policy object means now. An empty Set: it is gone, or
@@ -171,6 +174,7 @@ func (l *Live) fill(set *rule.Set, world *rule.World) {
 	l.s = state{
 		series: series, node: world.Node, addrs: newAddrTable(v4, v6, l.epoch), prefixes: newPrefixes(), podCIDRs: new(bart.Lite),
 		vips: vipSet(world.VIPs), vipList: world.VIPs,
+		localPrefixes: world.LocalPrefixes,
 	}
 	l.s.none = l.newLeaf(netip.Prefix{})
 	l.s.unknown = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerUnknown, leaf: l.s.none}}, false)
@@ -271,6 +275,9 @@ func (l *Live) Apply(d *Delta) (*Table, *Report, error) {
 	if d.ReplaceVIPs {
 		l.s.vips, l.s.vipList = vipSet(d.VIPs), d.VIPs
 	}
+	if d.ReplaceLocalPrefixes {
+		l.s.localPrefixes = d.LocalPrefixes
+	}
 	t := l.publish(gen)
 	return t, l.report(old, t, began), nil
 }
@@ -291,7 +298,7 @@ func (d *Delta) validate() error {
 			}
 		}
 	}
-	w := rule.World{Endpoints: d.Pods}
+	w := rule.World{Endpoints: d.Pods, LocalPrefixes: d.LocalPrefixes}
 	errs = append(errs, w.Validate())
 	for i := range d.Nodes { // one by one: a later change of a node is not a duplicate
 		w := rule.World{Nodes: d.Nodes[i : i+1]}

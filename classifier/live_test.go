@@ -30,6 +30,7 @@ type model struct {
 	nodes    map[string]rule.Node
 	sets     map[string][]netip.Prefix
 	vips     []netip.Addr
+	locals   []netip.Prefix
 }
 
 // newModel turns a universe into policies of several rules each.
@@ -89,7 +90,7 @@ func (m *model) set() rule.Set {
 }
 
 func (m *model) world() *rule.World {
-	w := &rule.World{Node: m.node, Sets: maps.Clone(m.sets), VIPs: m.vips}
+	w := &rule.World{Node: m.node, Sets: maps.Clone(m.sets), VIPs: m.vips, LocalPrefixes: m.locals}
 	for _, n := range sortedPods(m.pods) {
 		w.Endpoints = append(w.Endpoints, m.pods[n])
 	}
@@ -138,6 +139,9 @@ func (m *model) apply(d *classifier.Delta) {
 	if d.ReplaceVIPs {
 		m.vips = d.VIPs
 	}
+	if d.ReplaceLocalPrefixes {
+		m.locals = d.LocalPrefixes
+	}
 }
 
 // pickKey draws a key; the same one for the same stream.
@@ -154,7 +158,7 @@ func randomDelta(r *rand.Rand, m *model) *classifier.Delta {
 	d := &classifier.Delta{}
 	other := newModel(r)
 	for range 1 + r.IntN(3) {
-		switch r.IntN(12) {
+		switch r.IntN(13) {
 		case 0, 1, 2: // a policy appears or changes
 			if ref, ok := pickKey(r, other.policies); ok {
 				d.Policies = append(d.Policies, classifier.PolicyChange{Ref: ref, Set: other.policies[ref]})
@@ -191,6 +195,13 @@ func randomDelta(r *rand.Rand, m *model) *classifier.Delta {
 			}
 		case 11:
 			d.VIPs, d.ReplaceVIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(r.IntN(4))})}, true
+		case 12:
+			d.ReplaceLocalPrefixes = true
+			for _, p := range []string{"10.0.1.0/29", "10.0.2.0/30", "fd00:1::/125"} {
+				if r.IntN(2) == 0 {
+					d.LocalPrefixes = append(d.LocalPrefixes, netip.MustParsePrefix(p))
+				}
+			}
 		}
 	}
 	// A set dropped and given in one Delta: the drop comes last by contract.
@@ -221,7 +232,8 @@ func mustApply(tb testing.TB, l *classifier.Live, d *classifier.Delta) (*classif
 // answer is a decision in words that do not depend on the table.
 func answer(t *classifier.Table, k flow.Key) string {
 	d := t.Lookup(k)
-	s := d.Verdict.String()
+	src, dst := t.UnknownLocal(k)
+	s := fmt.Sprint(d.Verdict, src, dst)
 	for _, id := range []classifier.OutcomeID{d.Egress, d.Ingress} {
 		o := *t.Outcome(id)
 		s += fmt.Sprintf(" | %s %s %s %v %v %v", o.Verdict, o.Reason, o.Band, o.AuditIsolation, o.HasStaged, d.Audit)
@@ -271,8 +283,11 @@ func TestIncrementsEqualCompile(t *testing.T) {
 				k := universe.RandomKey(r, world)
 				checkOracle(t, table, &set, world, k)
 				now := answer(table, k)
+				checkUnknownLocal(t, table, world, k)
 				if rep.Affects(k) {
-					affected++
+					if affected++; !rep.Touches(k.Src) && !rep.Touches(k.Dst) {
+						t.Errorf("%s: affected by %+v, which touches neither end", k, d)
+					}
 				} else if spared++; answer(before, k) != now {
 					t.Errorf("%s: the report says it is not affected by %+v\nbefore %s\nnow    %s", k, d, answer(before, k), now)
 				}
@@ -303,6 +318,47 @@ func TestIncrementsEqualCompile(t *testing.T) {
 		t.Errorf("reports spare only %d of %d connections", spared, spared+affected)
 	}
 	t.Logf("%d updates; %d connections affected, %d spared", *updates, affected, spared)
+}
+
+// checkUnknownLocal compares UnknownLocal with its definition.
+func checkUnknownLocal(t *testing.T, table *classifier.Table, world *rule.World, k flow.Key) {
+	t.Helper()
+	unknown := func(a flow.Addr) bool {
+		ip := a.Netip()
+		if !slices.ContainsFunc(world.LocalPrefixes, func(p netip.Prefix) bool { return p.Contains(ip) }) {
+			return false
+		}
+		pods, locals, host := 0, 0, false
+		for i := range world.Endpoints {
+			e := &world.Endpoints[i]
+			switch {
+			case !slices.Contains(e.Addrs, ip):
+			case e.HostNetwork:
+				host = true
+			default:
+				pods++
+				if world.Local(e) {
+					locals++
+				}
+			}
+		}
+		host = host || slices.ContainsFunc(world.Nodes, func(n rule.Node) bool { return slices.Contains(n.Addrs, ip) })
+		switch {
+		case pods == 0:
+			return !host
+		case locals > 0 && locals < pods: // contested: the table knows who has it
+			return !slices.Contains(table.Locals(), ip)
+		}
+		return locals == 0
+	}
+	own := func(a flow.Addr) bool {
+		n := table.NodeOf(a)
+		return n != nil && n.Name == world.Node && table.Endpoint(a) == nil
+	}
+	src, dst := table.UnknownLocal(k)
+	if src != unknown(k.Src) || dst != (unknown(k.Dst) && !own(k.Src)) {
+		t.Errorf("%s: unknown %t, %t with prefixes %v", k, src, dst, world.LocalPrefixes)
+	}
 }
 
 func checkOracle(t *testing.T, table *classifier.Table, set *rule.Set, world *rule.World, k flow.Key) {

@@ -34,6 +34,8 @@ type state struct {
 	unknown  party              // the unknown address
 	vips     map[flow.Addr]struct{}
 	vipList  []netip.Addr
+	// localPrefixes are rule.World.LocalPrefixes: one or two, so they are walked.
+	localPrefixes []netip.Prefix
 
 	rules      chunks[*rule.Rule]
 	ruleCount  [2]int
@@ -141,7 +143,7 @@ func (t *Table) World() *rule.World {
 }
 
 func (t *Table) makeWorld() *rule.World {
-	w := &rule.World{Node: t.node, VIPs: t.vipList, Sets: map[string][]netip.Prefix{}}
+	w := &rule.World{Node: t.node, VIPs: t.vipList, LocalPrefixes: t.localPrefixes, Sets: map[string][]netip.Prefix{}}
 	t.pods.each(func(e **rule.Endpoint) {
 		if *e != nil {
 			w.Endpoints = append(w.Endpoints, **e)
@@ -218,6 +220,41 @@ func (t *Table) IsVIP(a flow.Addr) bool {
 	_, ok := t.vips[a]
 	return ok
 }
+
+// UnknownLocal reports which ends of a connection are addresses of this node's
+// pods that belong to none it knows (rule.World.LocalPrefixes): a pod that runs
+// already but was not heard of yet, or one that is gone. Nobody's policy was
+// asked about such an end, so whoever closes on doubt denies.
+//
+// Addresses of nodes are never unknown, and what the node itself opens needs no
+// policy: with a source that is the node's own dst is false. Bridges may
+// give the node an address from its pod prefix that the world does not list; who
+// sees packets knows those.
+func (t *Table) UnknownLocal(k flow.Key) (src, dst bool) {
+	if len(t.localPrefixes) == 0 {
+		return false, false
+	}
+	return t.unknownLocal(&k.Src), t.unknownLocal(&k.Dst) && !t.ownNode(&k.Src)
+}
+
+func (t *Table) unknownLocal(a *flow.Addr) bool {
+	ip := netip.AddrFrom16(*a).Unmap()
+	for _, p := range t.localPrefixes {
+		if p.Contains(ip) {
+			q := t.addrs.get(a)
+			return q.rec == nil || q.rec.pod != nil && !q.local()
+		}
+	}
+	return false
+}
+
+func (t *Table) ownNode(a *flow.Addr) bool {
+	rec := t.addrs.get(a).rec
+	return rec != nil && rec.node != nil && rec.node.Name == t.node
+}
+
+// LocalPrefixes returns rule.World.LocalPrefixes. Read only.
+func (t *Table) LocalPrefixes() []netip.Prefix { return t.localPrefixes }
 
 // Selected returns the addresses of local pods that at least one rule or
 // isolation selects in either direction, sorted. Only their traffic needs

@@ -54,7 +54,8 @@ type Admission struct {
 	Ingress    uint32 // outcome id of the destination's side
 	Device     int32  // ifindex of the first packet; 0 = unknown
 	Verdict    uint8
-	Recorded   bool // the audit record has been written
+	Host       uint8 // bits: which ends are the host itself
+	Recorded   bool  // the audit record has been written
 	// Bypassed is set when the kernel was asked to keep the rest of the
 	// connection to itself. See the package comment for what follows from it.
 	Bypassed bool

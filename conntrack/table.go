@@ -28,11 +28,14 @@ type Table struct {
 	// garbage collector has nothing to look at. index is full before blocks are.
 	index  *simplelru.LRU[flow.Key, slot]
 	blocks []*[blockSize]Record
-	used   int    // slots handed out so far, free ones included
-	free   []slot // slots whose record is gone
-	sweep  int    // where Expire goes on
+	fresh  []uint64 // by block: slots that got a record since ends last looked
+	used   int      // slots handed out so far, free ones included
+	free   []slot   // slots whose record is gone
+	sweep  int      // where Expire goes on
 	lastID uint64
 	stats  Stats
+
+	ends ends // has a mutex of its own, taken before mu
 }
 
 // Stats are totals since New. Records = Inserted - Replaced - Evicted - Expired -
@@ -163,6 +166,7 @@ func (t *Table) Insert(key flow.Key, p *Packet, a Admission, now int64) uint64 {
 	}
 	s := t.acquire()
 	*t.at(s) = rec
+	t.fresh[s/blockSize] |= 1 << (s % blockSize)
 	t.index.Add(canon, s)
 	return rec.ID
 }
@@ -224,6 +228,41 @@ func (t *Table) Each(fn func(Record) bool) {
 			return
 		}
 		for i := range copied {
+			if copied[i].State != NoState && !fn(copied[i]) {
+				return
+			}
+		}
+	}
+}
+
+// EachTouching calls fn with a copy of every record one of whose addresses
+// touched says yes to, until fn returns false. touched is asked once for each
+// distinct address, and answers the same all the time. What Each says of records
+// and of fn holds here, too.
+//
+// It takes in what was inserted since the last call, looks at addresses, then at
+// eight bytes per record, and copies only what fn gets: of many records with few
+// addresses a few are found in no time. Callers wait for each other; fn must not
+// call EachTouching.
+func (t *Table) EachTouching(touched func(flow.Addr) bool, fn func(Record) bool) {
+	t.ends.mu.Lock()
+	defer t.ends.mu.Unlock()
+	t.catchUp()
+	marks := t.ends.mark(touched)
+	if marks == nil {
+		return
+	}
+	var slots [blockSize]slot
+	var copied [blockSize]Record
+	for at := 0; at < len(t.ends.slots); {
+		n := 0
+		at, n = t.ends.marked(marks, at, &slots)
+		t.mu.Lock()
+		for i, s := range slots[:n] {
+			copied[i] = *t.at(s)
+		}
+		t.mu.Unlock()
+		for i := range copied[:n] {
 			if copied[i].State != NoState && !fn(copied[i]) {
 				return
 			}
@@ -316,6 +355,7 @@ func (t *Table) acquire() slot {
 	}
 	if t.used == len(t.blocks)*blockSize {
 		t.blocks = append(t.blocks, new([blockSize]Record))
+		t.fresh = append(t.fresh, 0)
 	}
 	t.used++
 	return slot(t.used - 1)

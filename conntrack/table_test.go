@@ -448,5 +448,22 @@ func TestMemoryBound(t *testing.T) {
 	if per > most {
 		t.Errorf("%.0f bytes per record, the bound is %d", per, most)
 	}
+	if n := tab.touchNothing(); n == 0 {
+		t.Error("no address was asked about")
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	per = float64(after.HeapAlloc-before.HeapAlloc) / DefaultRecords
+	t.Logf("%.0f bytes per record with the index by address", per)
+	if per > most+100 {
+		t.Errorf("%.0f bytes per record with the index by address, the bound is %d", per, most+100)
+	}
 	runtime.KeepAlive(tab)
+}
+
+// touchNothing brings the index by address up to date and returns how many
+// addresses it knows.
+func (t *Table) touchNothing() (addrs int) {
+	t.EachTouching(func(flow.Addr) bool { addrs++; return false }, func(Record) bool { return true })
+	return addrs
 }

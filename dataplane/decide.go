@@ -18,6 +18,12 @@ func (w *Worker) decide(p *Packet, s *snapshot, now int64) Path {
 	h := &p.Headers
 	switch p.Problem {
 	case packet.OK:
+		if h.Fragment && !p.Final {
+			// The other pieces cannot be judged here, and a datagram is judged as
+			// a whole.
+			w.count.problems[packet.LaterFragment]++
+			return DeferFragment
+		}
 	case packet.NotIP:
 		return PassNotIP
 	case packet.LaterFragment:
@@ -64,20 +70,22 @@ func (w *Worker) notReady(p *Packet, now int64) Path {
 // Only allowed connections are there.
 func (w *Worker) known(p *Packet, s *snapshot, now int64) Path {
 	path := PassHit
-	if w.rec.Generation != s.generation {
-		if w.engine.cfg.Established == Keep {
-			path = PassKept
-		} else {
-			d := w.rejudge(s)
-			if d.Verdict != classifier.Allow {
-				p.Verdict = d.Verdict
-				w.decided(p, s, CausePolicy, w.rec.Key, d, w.rec.ID, now)
-				return DropCut
-			}
-			path = PassRejudged
+	switch {
+	case w.rec.Generation == s.generation:
+	case w.engine.cfg.Established == Keep:
+		path = PassKept
+	case s.vouches(&w.rec):
+	default:
+		d, cause := w.rejudge(s)
+		if d.Verdict != classifier.Allow {
+			p.Verdict = d.Verdict
+			w.denied(p, s, cause, w.rec.Key, d, w.rec.ID, now)
+			return DropCut
 		}
+		path = PassRejudged
 	}
 	p.Remember = worthRemembering(&p.Headers)
+	p.Reply = p.Headers.Key != w.rec.Key // the driver may not have known
 	return path
 }
 
@@ -90,16 +98,69 @@ func worthRemembering(h *packet.Headers) bool {
 
 // rejudge asks the table again about w.rec, which an older one allowed, and
 // restamps or forgets it.
-func (w *Worker) rejudge(s *snapshot) classifier.Decision {
-	d := s.classifier.Lookup(w.rec.Key)
-	// Either call does nothing if the control goroutine was here first; it came
-	// to the same decision and counted what it cut.
+func (w *Worker) rejudge(s *snapshot) (classifier.Decision, Cause) { return w.settle(s, &w.rec) }
+
+// settle gives rec the decision of s. It runs on the worker's goroutine and on
+// the control goroutine, of which the later one does nothing: both come to the
+// same decision, and whoever cuts counts.
+func (w *Worker) settle(s *snapshot, rec *conntrack.Record) (classifier.Decision, Cause) {
+	d, cause := w.judge(s, rec.Key, rec.Host)
 	if d.Verdict == classifier.Allow {
-		w.conns.Restamp(&w.rec, restamped(&w.rec, s.generation, d))
-	} else if w.conns.Forget(&w.rec) {
+		w.conns.Restamp(rec, restamped(rec, s.generation, d))
+	} else if w.conns.Forget(rec) {
 		w.cutTotal.Add(1)
 	}
-	return d
+	return d, cause
+}
+
+// Bits of conntrack.Admission.Host: which ends of a connection are this host, in
+// the direction it was opened.
+const (
+	hostSrc uint8 = 1 << iota
+	hostDst
+)
+
+// hostEnds returns the bits of a packet for the direction k is in.
+func hostEnds(p *Packet, reversed bool) (host uint8) {
+	src, dst := p.FromHost, p.ToHost
+	if reversed {
+		src, dst = dst, src
+	}
+	if src {
+		host |= hostSrc
+	}
+	if dst {
+		host |= hostDst
+	}
+	return host
+}
+
+// judge asks the table about a connection. With fail mode closed an end that
+// must be a pod of this node, but is none the table knows, makes it a denial:
+// nobody's policy was asked about that end.
+func (w *Worker) judge(s *snapshot, k flow.Key, host uint8) (classifier.Decision, Cause) {
+	if w.engine.cfg.FailMode == FailClosed && host&hostSrc == 0 {
+		// What the host itself opens needs no policy.
+		src, dst := s.classifier.UnknownLocal(k)
+		dst = dst && host&hostDst == 0
+		if (src || dst) && w.host != nil {
+			mine := w.host.IsHost(k.Src)
+			src, dst = src && !mine, dst && !mine && !w.host.IsHost(k.Dst)
+		}
+		if src || dst {
+			return classifier.Decision{Verdict: classifier.Drop}, CauseUnknownLocal
+		}
+	}
+	return s.classifier.Lookup(k), CausePolicy
+}
+
+// denied reports a denial by judge.
+func (w *Worker) denied(p *Packet, s *snapshot, cause Cause, k flow.Key, d classifier.Decision, conn uint64, now int64) {
+	if cause == CauseUnknownLocal {
+		w.undecided(p, s, cause, now)
+		return
+	}
+	w.decided(p, s, cause, k, d, conn, now)
 }
 
 // restamped is rec's admission by the table of generation.
@@ -120,7 +181,17 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 	if !p.Final && (s.classifier.IsVIP(k.Dst) || s.classifier.IsVIP(k.Src)) {
 		return DeferVIP
 	}
-	d := s.classifier.Lookup(k)
+	if isEchoReply(&k) {
+		// Permission to ask is permission to be answered; an answer by itself is
+		// nobody's to give, whatever the rules allow.
+		if !p.Final {
+			return DeferDenied
+		}
+		w.undecided(p, s, CauseUnsolicited, now)
+		return DropUnsolicited
+	}
+	host := hostEnds(p, p.Reply)
+	d, cause := w.judge(s, k, host)
 	if d.Verdict != classifier.Allow {
 		if !p.Final && !p.Reply && !h.SYNOnly() {
 			// It may belong to a connection that was accepted in the other
@@ -130,41 +201,59 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 			return DeferDenied
 		}
 		p.Verdict = d.Verdict
-		w.decided(p, s, CausePolicy, k, d, 0, now)
+		w.denied(p, s, cause, k, d, 0, now)
+		if cause == CauseUnknownLocal {
+			return DropUnknownLocal
+		}
+		// Who is to be told, or reported with every packet, must come up again.
+		p.Remember = d.Verdict == classifier.Drop && !d.Audit && !w.forced.deny && !w.tells(p)
 		return DropPolicy
 	}
 	p.Remember = worthRemembering(h)
 	conn := w.conns.Insert(k, &w.seen, conntrack.Admission{
 		Generation: s.generation, Egress: uint32(d.Egress), Ingress: uint32(d.Ingress), Verdict: uint8(d.Verdict),
-		Device: p.Device, Recorded: d.Audit || w.forced.allow, Bypassed: p.Remember,
+		Host: host, Device: p.Device, Recorded: d.Audit || w.forced.allow, Bypassed: p.Remember,
 	}, now)
 	w.decided(p, s, CausePolicy, k, d, conn, now)
 	return PassNew
 }
 
+func isEchoReply(k *flow.Key) bool {
+	switch k.Proto {
+	case flow.ICMP:
+		return k.DstPort>>8 == flow.ICMPEchoReply
+	case flow.ICMPv6:
+		return k.DstPort>>8 == flow.ICMPv6EchoReply
+	}
+	return false
+}
+
 // related handles an ICMP error. The quoted packet names the flow: the error
 // travels against it, so a connection that may exist may also hear of its
-// errors. Errors are never remembered and leave no record when they pass: the
+// errors. It goes to who sent the quoted packet and to nobody else, or a quote of
+// somebody else's connection would get past the policy of whoever receives it.
+// Errors are never remembered and leave no record when they pass: the
 // connection's own does.
 func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 	inner := p.Headers.Inner
-	if !inner.Valid() {
+	if !inner.Valid() || inner.Src != p.Headers.Key.Dst {
 		w.undecided(p, s, CauseICMPInner, now)
 		return DropICMPInner
 	}
 	if rec, _, found := w.conns.Lookup(inner, now); found {
 		w.rec = rec
-		if w.rec.Generation == s.generation || w.engine.cfg.Established == Keep {
+		if s.vouches(&w.rec) || w.engine.cfg.Established == Keep {
 			return PassRelated
 		}
-		if w.rejudge(s).Verdict == classifier.Allow {
+		if d, _ := w.rejudge(s); d.Verdict == classifier.Allow {
 			return PassRelated
 		}
 	}
 	if !p.Final && (s.classifier.IsVIP(inner.Dst) || s.classifier.IsVIP(inner.Src)) {
 		return DeferRelated
 	}
-	d := s.classifier.Lookup(inner)
+	// The error travels against the quoted packet.
+	d, cause := w.judge(s, inner, hostEnds(p, true)&hostSrc)
 	if d.Verdict == classifier.Allow {
 		return PassRelated
 	}
@@ -172,6 +261,10 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 		return DeferRelated // the later hook may know the connection
 	}
 	p.Verdict = d.Verdict
+	if cause == CauseUnknownLocal {
+		w.undecided(p, s, cause, now)
+		return DropUnknownLocal
+	}
 	w.decided(p, s, CauseICMPError, p.Headers.Key, d, 0, now)
 	return DropRelated
 }

@@ -21,11 +21,11 @@ func (d *quietDriver) Close() error         { return nil }
 // quietBackend is the engine's view of one quietDriver.
 type quietBackend struct{ d quietDriver }
 
-func (b *quietBackend) Name() string                          { return "quiet" }
-func (b *quietBackend) Drivers() []Driver                     { return []Driver{&b.d} }
-func (b *quietBackend) Update(*classifier.Table) (int, error) { return 0, nil }
-func (b *quietBackend) Stats() BackendStats                   { return BackendStats{} }
-func (b *quietBackend) Close() error                          { return nil }
+func (b *quietBackend) Name() string                                  { return "quiet" }
+func (b *quietBackend) Drivers() []Driver                             { return []Driver{&b.d} }
+func (b *quietBackend) Update(*classifier.Table, Change) (int, error) { return 0, nil }
+func (b *quietBackend) Stats() BackendStats                           { return BackendStats{} }
+func (b *quietBackend) Close() error                                  { return nil }
 
 // bench is an engine with one worker that the test itself drives.
 type bench struct {
@@ -46,7 +46,10 @@ func newBench(t testing.TB, cfg Config) *bench {
 }
 
 // feed processes one packet and returns its path and what the driver was told.
-func (x *bench) feed(p Packet) (Path, Packet) {
+func (x *bench) feed(p Packet) (Path, Packet) { return x.feedTo(&x.b.d, p) }
+
+// feedTo is feed for a bench whose worker has a driver of its own.
+func (x *bench) feedTo(d *quietDriver, p Packet) (Path, Packet) {
 	x.t.Helper()
 	before := x.w.count.paths
 	var b Batch
@@ -63,7 +66,7 @@ func (x *bench) feed(p Packet) (Path, Packet) {
 		x.t.Fatalf("one packet was counted on %d paths", n)
 	}
 	x.check()
-	return path, x.b.d.last.Packets[0]
+	return path, d.last.Packets[0]
 }
 
 // check asserts the accounting invariant.

@@ -40,8 +40,11 @@
 //   - The path from Recv to Apply allocates nothing, takes no lock another worker
 //     takes, logs nothing, and reads the clock twice per batch.
 //   - When [Engine.SetTable] has returned, no packet is decided by an older table
-//     and no connection the new one denies is alive ([Strict]).
-//   - Before the first table nothing is decided: the fail mode applies.
+//     and no connection the new one denies is alive ([Strict]). An update costs
+//     what its [Change] affects: the other connections are not looked at, and
+//     keep the generation that admitted them, which decided as the new one does.
+//   - Before the first table nothing is decided: the fail mode applies. It also
+//     does where one end must be a pod of this node, but none that is known.
 //   - An allowed connection makes at most one event, a denied packet one each.
 //     An event that finds its ring full is counted, and the log shows the gap.
 //
@@ -56,7 +59,8 @@
 //
 // # What it leaves to you
 //
-// Reject drops; telling the sender is not done here. Backends, in their own
-// packages, say how packets come up and how the kernel remembers. Package fake
+// Where the verdict is Reject the worker builds the answer and a driver that can
+// ([Rejecter]) sends it, at a bounded rate; other drivers drop. Backends, in their
+// own packages, say how packets come up and how the kernel remembers. Package fake
 // is one for tests, package audit the consumer of the events.
 package dataplane

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
@@ -34,16 +35,22 @@ type Packet struct {
 	ID     uint32 // the driver's own handle
 	Device int32  // ifindex the packet was seen on; 0 = unknown
 	// Reply is set when the kernel knows that the packet travels against the
-	// direction its connection was opened in.
+	// direction its connection was opened in. A worker that knows the connection
+	// corrects it before Apply.
 	Reply bool
 	// Final is set when no later hook can judge the packet again.
 	Final bool
+	// FromHost and ToHost are set when the driver knows that the packet comes
+	// from, or goes to, this host itself: an address of the host inside the pod
+	// prefix, as bridges have one, is then not taken for an unknown pod's.
+	FromHost, ToHost bool
 
 	Headers     packet.Headers
 	Problem     packet.Problem
 	Disposition Disposition
 	// Remember asks the driver to let the kernel keep the rest of the connection
-	// to itself.
+	// to itself. With DropPacket it allows the kernel to drop packets like this
+	// one by itself for a moment; a driver need not.
 	Remember bool
 	Verdict  classifier.Verdict
 }
@@ -68,6 +75,28 @@ type Driver interface {
 	Close() error
 }
 
+// Rejecter is a Driver that can answer packets. Without it Reject drops like
+// Drop.
+type Rejecter interface {
+	Driver
+	// Reject sends answer back towards the sender of p, a packet of the batch
+	// that was received last and not applied yet. answer begins like p.Frame,
+	// with an Ethernet header if p.L2; its addresses are those of p turned
+	// round, its checksums complete. It is the worker's memory and valid only
+	// during the call. What is answered is dropped all the same. It must not
+	// block: an answer that cannot go at once is lost, with an error.
+	Reject(p *Packet, answer []byte) error
+}
+
+// HostKnower is a Driver that knows this host's own addresses, for those that
+// cannot tell by where they see a packet (Packet.FromHost, ToHost).
+type HostKnower interface {
+	Driver
+	// IsHost reports whether a is an address of this host. The worker and the
+	// control goroutine ask, about ends that would be an unknown pod's.
+	IsHost(a flow.Addr) bool
+}
+
 // Backend is one way of getting packets to userspace: a set of drivers and the
 // kernel state around them. Its methods belong to the control goroutine.
 type Backend interface {
@@ -79,8 +108,13 @@ type Backend interface {
 	// published t to every worker when it calls Update, so no verdict of an
 	// older table is issued any more. Update returns after every connection the
 	// kernel remembers and t denies has been forgotten by the kernel: its next
-	// packet is judged again. cut counts those.
-	Update(t *classifier.Table) (cut int, err error)
+	// packet is judged again. cut counts those. Connections that c does not
+	// affect need no look. After an error the next call's Change is everything.
+	//
+	// Where no later hook knows who opened a connection, the kernel side goes on
+	// telling it of those it forgot (Packet.Reply): or the next packet from the
+	// other side would open the connection anew, by another policy.
+	Update(t *classifier.Table, c Change) (cut int, err error)
 	// Stats returns totals since start.
 	Stats() BackendStats
 	// Close detaches everything the backend put into the kernel, except what
@@ -94,4 +128,5 @@ type BackendStats struct {
 	Dropped  uint64 // packets dropped in the kernel without userspace
 	Upcalls  uint64 // packets handed to userspace
 	Overflow uint64 // packets lost because a queue or ring was full
+	Restored uint64 // times the kernel side was put back after other software changed it
 }

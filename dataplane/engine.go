@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,14 +17,18 @@ import (
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
-// FailMode says what happens to packets that cannot be decided because no table
-// was published yet.
+// FailMode says what happens to packets that cannot be decided: because no table
+// was published yet, or because one end is a pod of this node that the table does
+// not know.
 type FailMode uint8
 
 // Fail modes. The zero value is the safe one.
 const (
-	FailClosed FailMode = iota // drop, cause table-not-ready
-	FailOpen                   // pass, and do not let the kernel remember
+	// FailClosed drops, cause table-not-ready or unknown-local.
+	FailClosed FailMode = iota
+	// FailOpen passes before the first table, and does not let the kernel
+	// remember. A pod that is not known has no policy; the other end's decides.
+	FailOpen
 )
 
 // String returns "closed" or "open".
@@ -59,6 +64,7 @@ func (m Established) String() string {
 type Classifier interface {
 	Lookup(k flow.Key) classifier.Decision
 	IsVIP(a flow.Addr) bool
+	UnknownLocal(k flow.Key) (src, dst bool)
 	Generation() uint64
 }
 
@@ -75,6 +81,14 @@ type Config struct {
 	// AuditAll reports the first packet of every connection and every denied
 	// packet, AuditDenies only the latter, whatever the rules ask for.
 	AuditAll, AuditDenies bool
+	// CutReset answers TCP segments of connections that exist, but are denied, with
+	// a reset, whatever the verdict: each end of a connection that a new table
+	// cuts learns it when it next sends. Without it they time out.
+	CutReset bool
+	// RejectRate bounds, per worker and second, how many packets are answered; 0
+	// means DefaultRejectRate, less than 0 that none is. A burst of a tenth of it
+	// is answered at once. What exceeds it is dropped without an answer.
+	RejectRate int
 	// Clock returns nanoseconds that never step back; nil means MonotonicClock.
 	// It is read twice per batch and must be cheap and concurrency-safe.
 	Clock func() int64
@@ -89,12 +103,19 @@ type Config struct {
 const (
 	DefaultRingSize     = 8192
 	DefaultStallTimeout = 2 * time.Second
+	// DefaultRejectRate is what Linux bounds its own ICMP errors to
+	// (net.ipv4.icmp_msgs_per_sec).
+	DefaultRejectRate = 1000
 )
 
-// keptTables is how many tables TableOf can still resolve: the current one and
-// its predecessors. An event waits in a ring for milliseconds, so this outlasts
-// any plausible burst of policy updates.
-const keptTables = 16
+// How many tables TableOf can still resolve: the current one and its
+// predecessors. An event waits in a ring for milliseconds, or while the disk
+// hiccups for seconds; tables share what did not change between them.
+const (
+	keptTables = 16              // at least
+	mostTables = 256             // at most: what is younger than keepTable
+	keepTable  = 5 * time.Second // after it was replaced
+)
 
 // Errors of SetTable.
 var (
@@ -113,6 +134,22 @@ type snapshot struct {
 	classifier Classifier
 	generation uint64
 	table      *classifier.Table // nil in tests that stub the classifier
+	published  int64             // engine clock
+
+	// change is the step from the snapshot before. settled is set when all that
+	// it denies has been cut from the workers' tables.
+	change  Change
+	settled atomic.Bool
+}
+
+// vouches reports whether a connection in the table needs no other look: it was
+// judged by s, or by an older table whose decision s repeats. Records are not
+// restamped for that, so that an update costs what it changes.
+//
+// Why one step back is enough: when s was published, every record was right by
+// the table before it, or else the change is everything (see Engine.publish).
+func (s *snapshot) vouches(rec *conntrack.Record) bool {
+	return rec.Generation == s.generation || s.settled.Load() || !s.change.Affects(rec.Key)
 }
 
 // Engine owns the workers and the current table. All methods may be called from
@@ -127,7 +164,8 @@ type Engine struct {
 
 	current atomic.Pointer[snapshot] // nil until the first SetTable
 
-	update sync.Mutex // serialises SetTable
+	update  sync.Mutex // serialises SetTable
+	partial bool       // guarded by update: the table in force is not everywhere in force
 
 	mu     sync.Mutex // guards recent
 	recent []*snapshot
@@ -141,6 +179,9 @@ func New(cfg Config) *Engine {
 	}
 	if cfg.StallTimeout == 0 {
 		cfg.StallTimeout = DefaultStallTimeout
+	}
+	if cfg.RejectRate == 0 {
+		cfg.RejectRate = DefaultRejectRate
 	}
 	e := &Engine{cfg: cfg, clock: cfg.Clock, log: cfg.Logger}
 	if e.clock == nil {
@@ -198,24 +239,35 @@ func (e *Engine) Run(ctx context.Context) error {
 //  1. publish the pointer: a batch that starts from now on uses t;
 //  2. wait for batches that started before (see Worker.epoch). An idle worker
 //     is not waited for: its next batch starts after 1;
-//  3. re-evaluate the workers' records. No worker adds one of an older
-//     generation any more, so one pass is enough;
+//  3. re-evaluate those of the workers' records that the change affects. No
+//     worker adds one of an older generation any more, so one pass is enough.
+//     The others keep the generation they have: see snapshot.vouches;
 //  4. Backend.Update, for what the kernel remembers by itself.
+//
+// c says how t differs from the table in force; when it does not compare these
+// two (a table was skipped), or the last call failed half-way, everything counts
+// as changed.
 //
 // t's generation must be greater than the one in force, or ErrGeneration is
 // returned and nothing changes. A worker that does not come back in
 // Config.StallTimeout gives ErrStalled, a backend that fails its own error; t
 // stays in force either way.
-func (e *Engine) SetTable(t *classifier.Table) (cut int, err error) {
-	return e.publish(&snapshot{classifier: t, generation: t.Generation(), table: t})
+func (e *Engine) SetTable(t *classifier.Table, c Change) (cut int, err error) {
+	return e.publish(&snapshot{classifier: t, generation: t.Generation(), table: t}, c)
 }
 
-func (e *Engine) publish(s *snapshot) (cut int, err error) {
+func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	e.update.Lock()
 	defer e.update.Unlock()
-	if old := e.current.Load(); old != nil && s.generation <= old.generation {
+	old := e.current.Load()
+	if old != nil && s.generation <= old.generation {
 		return 0, fmt.Errorf("%w: %d after %d", ErrGeneration, s.generation, old.generation)
 	}
+	if e.partial || old == nil || s.table != nil && !c.between(old.table, s.table) {
+		c = Change{}
+	}
+	e.partial = true
+	s.change = c
 	e.remember(s)
 	var before uint64
 	for _, w := range e.workers {
@@ -224,16 +276,19 @@ func (e *Engine) publish(s *snapshot) (cut int, err error) {
 
 	e.current.Store(s)
 	var errs []error
-	if err := e.observed(); err != nil {
-		errs = append(errs, err)
+	stalled := e.observed()
+	if stalled != nil {
+		errs = append(errs, stalled)
 	}
 	if e.cfg.Established == Strict {
 		for _, w := range e.workers {
 			w.rejudgeAll(s)
 		}
+		// A worker that stalled may still add what the table before s allowed.
+		s.settled.Store(stalled == nil)
 	}
 	for i, b := range e.cfg.Backends {
-		n, err := b.Update(s.table)
+		n, err := b.Update(s.table, c)
 		cut += n
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: update to table generation %d: %w", e.backends[i], s.generation, err))
@@ -242,6 +297,7 @@ func (e *Engine) publish(s *snapshot) (cut int, err error) {
 	for _, w := range e.workers {
 		cut += int(w.cutTotal.Load())
 	}
+	e.partial = len(errs) > 0
 	return cut - int(before), errors.Join(errs...)
 }
 
@@ -268,15 +324,17 @@ func (e *Engine) observed() error {
 	return nil
 }
 
-// remember keeps s for TableOf and forgets the oldest beyond keptTables.
+// remember keeps s for TableOf and forgets what nobody will ask for any more.
 func (e *Engine) remember(s *snapshot) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.recent) == keptTables {
-		copy(e.recent, e.recent[1:])
-		e.recent = e.recent[:keptTables-1]
-	}
+	s.published = e.clock()
 	e.recent = append(e.recent, s)
+	n := 0
+	for len(e.recent)-n > keptTables && (len(e.recent)-n > mostTables || s.published-e.recent[n+1].published > int64(keepTable)) {
+		n++
+	}
+	e.recent = slices.Delete(e.recent, 0, n)
 }
 
 // TableOf returns the table of a generation if it is one of the last few, else

@@ -234,8 +234,8 @@ func TestSetTableGeneration(t *testing.T) {
 func TestBackendUpdateError(t *testing.T) {
 	broken, fine := fake.NewBackend("broken"), fake.NewBackend("fine")
 	errNetlink := errors.New("netlink said no")
-	broken.OnUpdate = func(*classifier.Table) (int, error) { return 2, errNetlink }
-	fine.OnUpdate = func(*classifier.Table) (int, error) { return 3, nil }
+	broken.OnUpdate = func(*classifier.Table, dataplane.Change) (int, error) { return 2, errNetlink }
+	fine.OnUpdate = func(*classifier.Table, dataplane.Change) (int, error) { return 3, nil }
 	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{broken, fine}})
 	cut, err := e.Publish(&dataplane.Stub{Gen: 1, Allowed: dataplane.Always})
 	if cut != 5 || !errors.Is(err, errNetlink) || fine.Updates() != 1 {
@@ -310,7 +310,8 @@ func TestApplyError(t *testing.T) {
 
 // TestTableOf: real tables resolve for a bounded time.
 func TestTableOf(t *testing.T) {
-	e := dataplane.New(dataplane.Config{})
+	var now atomic.Int64
+	e := dataplane.New(dataplane.Config{Clock: now.Load})
 	if e.Table() != nil || e.TableOf(0) != nil {
 		t.Error("a table before the first SetTable")
 	}
@@ -320,17 +321,29 @@ func TestTableOf(t *testing.T) {
 		if gen == 1 {
 			first = table
 		}
-		if _, err := e.SetTable(table); err != nil {
+		if _, err := e.SetTable(table, dataplane.Change{}); err != nil {
 			t.Fatal(err)
 		}
 		if e.Table() != table || e.TableOf(gen) != table {
 			t.Fatalf("table %d is not the one that was set", gen)
 		}
-		if gen == 16 && e.TableOf(1) != first {
-			t.Error("15 updates later the first table is gone")
+		if gen <= 19 && e.TableOf(1) != first {
+			t.Errorf("%d updates later the first table is gone", gen-1)
+		}
+		if gen == 19 { // for as long as disks hiccup
+			now.Add(int64(10 * time.Second))
 		}
 	}
+	// Table 19 was in force until table 20 came, whatever the time.
 	if e.TableOf(1) != nil || e.TableOf(4) != nil || e.TableOf(5) == nil {
-		t.Error("the history is not bounded to the last 16")
+		t.Error("the history of the time before is not bounded to 16")
+	}
+	for gen := uint64(21); gen <= 400; gen++ { // all at the same time
+		if _, err := e.SetTable(compile(t, gen), dataplane.Change{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if e.TableOf(400-256) != nil || e.TableOf(400-255) == nil {
+		t.Error("the history is not bounded to 256")
 	}
 }

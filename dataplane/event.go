@@ -18,16 +18,23 @@ const (
 	CauseProblem
 	// CauseNotReady: no table was published yet and the fail mode is closed.
 	CauseNotReady
-	// CauseICMPInner: an ICMP error quotes too little to name a flow.
+	// CauseICMPInner: an ICMP error quotes too little to name a flow, or a packet
+	// that whoever it is sent to did not send.
 	CauseICMPInner
 	// CauseICMPError: an ICMP error about a flow that policy does not allow.
 	// Egress and Ingress decide the quoted flow, Key is the error's own.
 	CauseICMPError
+	// CauseUnknownLocal: an end of the connection is an address of this node's pods
+	// that no known pod has (classifier.Table.UnknownLocal), and the fail mode is
+	// closed. Key is in the direction the connection was opened, as far as known.
+	CauseUnknownLocal
+	// CauseUnsolicited: an ICMP echo reply without a request.
+	CauseUnsolicited
 	// CauseLost: Event.Count events between Time and Last found the ring full.
 	CauseLost
 )
 
-var causeNames = [...]string{"policy", "malformed", "table-not-ready", "icmp-invalid-inner", "icmp-unrelated", "lost"}
+var causeNames = [...]string{"policy", "malformed", "table-not-ready", "icmp-invalid-inner", "icmp-unrelated", "unknown-local", "unsolicited-reply", "lost"}
 
 // String returns the cause's name as printed in audit records and metrics.
 func (c Cause) String() string {

@@ -13,8 +13,11 @@ import (
 )
 
 // Publish is SetTable for a stubbed classifier; backends get a nil table.
-func (e *Engine) Publish(c Classifier) (int, error) {
-	return e.publish(&snapshot{classifier: c, generation: c.Generation()})
+func (e *Engine) Publish(c Classifier) (int, error) { return e.PublishChange(c, Change{}) }
+
+// PublishChange is Publish with a change that is believed.
+func (e *Engine) PublishChange(c Classifier, change Change) (int, error) {
+	return e.publish(&snapshot{classifier: c, generation: c.Generation()}, change)
 }
 
 // Stub is a Classifier that is written down: it allows what Allowed says.
@@ -24,6 +27,7 @@ type Stub struct {
 	Denial  classifier.Verdict // Drop unless set to Reject
 	Audit   bool
 	VIPs    map[flow.Addr]bool
+	Unknown map[flow.Addr]bool // UnknownLocal of either end
 
 	mu    sync.Mutex
 	asked []flow.Key
@@ -32,6 +36,8 @@ type Stub struct {
 
 func (s *Stub) Generation() uint64     { return s.Gen }
 func (s *Stub) IsVIP(a flow.Addr) bool { return s.VIPs[a] }
+
+func (s *Stub) UnknownLocal(k flow.Key) (src, dst bool) { return s.Unknown[k.Src], s.Unknown[k.Dst] }
 
 // Lookup answers with outcome ids that name the generation, so that a mix-up of
 // tables shows.

@@ -15,32 +15,34 @@ type Path uint8
 
 // Paths. Pass, Defer and Drop say what the driver was told.
 const (
-	PassNotIP     Path = iota // not IP: none of our business
-	PassLinkLocal             // neighbour discovery, MLD, IGMP: never forwarded
-	PassHit                   // known connection, decided by the current table
-	PassRejudged              // known connection, allowed again by a newer table
-	PassKept                  // known connection of an older table, and Established is keep
-	PassNew                   // a new connection, allowed
-	PassRelated               // ICMP error about an allowed connection
-	PassNotReady              // no table yet, fail mode open
-	DeferFragment             // later fragment: the hook behind defragmentation decides
-	DeferVIP                  // Service address: decided after DNAT
-	DeferDenied               // denied here, but a later hook may know the connection
-	DeferRelated              // ICMP error about a flow not known here
-	DeferNotReady             // no table yet, fail mode open, and a later hook exists
-	DropProblem               // malformed or undecidable, see Stats.Problems
-	DropNotReady              // no table yet, fail mode closed
-	DropPolicy                // a new connection, denied
-	DropCut                   // a known connection, denied by a newer table
-	DropRelated               // ICMP error about a denied flow
-	DropICMPInner             // ICMP error that quotes too little
-	NumPaths      = int(DropICMPInner) + 1
+	PassNotIP        Path = iota // not IP: none of our business
+	PassLinkLocal                // neighbour discovery, MLD, IGMP: never forwarded
+	PassHit                      // known connection, decided by the current table
+	PassRejudged                 // known connection, allowed again by a newer table
+	PassKept                     // known connection of an older table, and Established is keep
+	PassNew                      // a new connection, allowed
+	PassRelated                  // ICMP error about an allowed connection
+	PassNotReady                 // no table yet, fail mode open
+	DeferFragment                // piece of a datagram: the hook behind defragmentation decides
+	DeferVIP                     // Service address: decided after DNAT
+	DeferDenied                  // denied here, but a later hook may know the connection
+	DeferRelated                 // ICMP error about a flow not known here
+	DeferNotReady                // no table yet, fail mode open, and a later hook exists
+	DropProblem                  // malformed or undecidable, see Stats.Problems
+	DropNotReady                 // no table yet, fail mode closed
+	DropPolicy                   // a new connection, denied
+	DropCut                      // a known connection, denied by a newer table
+	DropRelated                  // ICMP error about a denied flow
+	DropICMPInner                // ICMP error that quotes too little, or a packet its receiver did not send
+	DropUnknownLocal             // one end is in this node's pod prefix, but no pod is known to have it
+	DropUnsolicited              // ICMP echo reply that nobody asked for
+	NumPaths         = int(DropUnsolicited) + 1
 )
 
 var pathNames = [NumPaths]string{
 	"not-ip", "link-local", "hit", "rejudged", "kept", "new", "related", "not-ready",
 	"fragment", "vip", "denied", "related", "not-ready",
-	"problem", "not-ready", "policy", "cut", "related", "icmp-inner",
+	"problem", "not-ready", "policy", "cut", "related", "icmp-inner", "unknown-local", "unsolicited",
 }
 
 // dispositions is what each path tells the driver.
@@ -153,8 +155,9 @@ type Stats struct {
 	Received  uint64                     // packets received from the driver; equals the sum of Paths
 	Batches   uint64                     // Recv calls that delivered packets
 	Paths     [NumPaths]uint64           // by branch
-	Problems  [packet.NumProblems]uint64 // DropProblem and DeferFragment by problem
-	Remember  uint64                     // packets the kernel was asked to remember
+	Problems  [packet.NumProblems]uint64 // DropProblem and DeferFragment by problem; first fragments count as later ones
+	Answers   [NumAnswers]uint64         // refused packets whose sender was to be told, by what became of that
+	Remember  uint64                     // packets whose connection the kernel was asked to keep to itself
 	Events    uint64                     // events offered to the ring
 	Lost      uint64                     // of those, not kept because the ring was full
 	Cut       uint64                     // live connections removed because a newer table denies them
@@ -190,6 +193,7 @@ type counters struct {
 	events, recvFails, applyFail uint64
 	paths                        [NumPaths]uint64
 	problems                     [packet.NumProblems]uint64
+	answers                      [NumAnswers]uint64
 	latency                      Histogram
 }
 
@@ -212,7 +216,8 @@ const (
 	wApplyFail
 	wPaths
 	wProblems = wPaths + NumPaths
-	wLatency  = wProblems + packet.NumProblems
+	wAnswers  = wProblems + packet.NumProblems
+	wLatency  = wAnswers + NumAnswers
 	numWords  = wLatency + NumBuckets
 )
 
@@ -239,6 +244,9 @@ func (s *seqCounters) publish(c *counters, bucket int) {
 	for i, v := range c.problems {
 		s.set(wProblems+i, v)
 	}
+	for i, v := range c.answers {
+		s.set(wAnswers+i, v)
+	}
 	if bucket >= 0 {
 		s.set(wLatency+bucket, c.latency.Buckets[bucket])
 	}
@@ -261,6 +269,9 @@ func (s *seqCounters) read() (c counters) {
 			}
 			for i := range c.problems {
 				c.problems[i] = s.words[wProblems+i].Load()
+			}
+			for i := range c.answers {
+				c.answers[i] = s.words[wAnswers+i].Load()
 			}
 			for i := range c.latency.Buckets {
 				c.latency.Buckets[i] = s.words[wLatency+i].Load()
@@ -287,6 +298,9 @@ func (s *Stats) add(c *counters) {
 	for i, v := range c.problems {
 		s.Problems[i] += v
 	}
+	for i, v := range c.answers {
+		s.Answers[i] += v
+	}
 	s.Latency.Add(&c.latency)
 }
 
@@ -305,6 +319,9 @@ func (s *Stats) Add(o *Stats) {
 	}
 	for i, v := range o.Problems {
 		s.Problems[i] += v
+	}
+	for i, v := range o.Answers {
+		s.Answers[i] += v
 	}
 	s.Latency.Add(&o.Latency)
 	c, o2 := &s.Conntrack, &o.Conntrack

@@ -46,7 +46,7 @@ func TestRealTable(t *testing.T) {
 	d := fake.NewDriver(16, true)
 	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fake.NewBackend("fake", d)}})
 	start(t, e)
-	if _, err := e.SetTable(compile(t, 1)); err != nil {
+	if _, err := e.SetTable(compile(t, 1), dataplane.Change{}); err != nil {
 		t.Fatal(err)
 	}
 	send := func(dst string, f dataplane.Flags) {
@@ -59,7 +59,7 @@ func TestRealTable(t *testing.T) {
 	if !d.WaitApplied(3, 5*time.Second) {
 		t.Fatal("no verdict")
 	}
-	if cut, err := e.SetTable(compile(t, 2)); cut != 1 || err != nil {
+	if cut, err := e.SetTable(compile(t, 2), dataplane.Change{}); cut != 1 || err != nil {
 		t.Errorf("cut %d connections (%v), want the one to port 81", cut, err)
 	}
 	send("10.0.0.2:81", ack)
@@ -69,7 +69,7 @@ func TestRealTable(t *testing.T) {
 	}
 	pass, drop := dataplane.PassPacket, dataplane.DropPacket
 	for i, want := range []dataplane.Disposition{pass, drop, pass, drop, pass} {
-		if got := d.Results()[i]; got.Disposition != want || got.Remember != (want == pass) {
+		if got := d.Results()[i]; got.Disposition != want || !got.Remember {
 			t.Errorf("packet %d: %+v, want %v", i, got, want)
 		}
 	}

@@ -45,6 +45,10 @@ type Worker struct {
 	event      Event            // scratch: the event being built
 	lastExpire int64
 	forced     struct{ allow, deny bool } // events whatever the rules ask for
+	rejecter   Rejecter                   // the driver, if it can answer
+	host       HostKnower                 // the driver, if it knows; shared with the control goroutine
+	bucket     bucket                     // bounds answers
+	answer     [packet.MaxAnswer]byte     // scratch
 
 	// epoch is odd while a batch is being decided and applied, even while the
 	// worker waits in Recv. Written by the worker, read by SetTable.
@@ -76,6 +80,9 @@ func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
 		engine: e, driver: d, backend: backend, queue: queue,
 		conns: conntrack.New(limits), ring: NewRing(e.cfg.RingSize),
 	}
+	w.rejecter, _ = d.(Rejecter)
+	w.host, _ = d.(HostKnower)
+	w.bucket = newBucket(e.cfg.RejectRate)
 	w.forced.allow = e.cfg.AuditAll
 	w.forced.deny = e.cfg.AuditAll || e.cfg.AuditDenies
 	return w
@@ -131,10 +138,13 @@ func (w *Worker) process(b *Batch) {
 		p.Problem = parse(p)
 		path := w.decide(p, s, now)
 		p.Disposition = dispositions[path]
-		if p.Disposition == PassPacket {
+		switch {
+		case p.Disposition == PassPacket:
 			p.Verdict = classifier.Allow
+		case path == DropPolicy || path == DropCut:
+			w.reject(p, now)
 		}
-		if p.Remember {
+		if p.Remember && p.Disposition == PassPacket {
 			w.count.remember++
 		}
 		w.count.paths[path]++
@@ -164,21 +174,21 @@ func (w *Worker) expire(now int64) {
 	w.conns.Expire(now, expireSlots)
 }
 
-// rejudgeAll re-evaluates every record of an older generation. It runs on the
-// control goroutine while the worker goes on with s: whoever comes first to a
-// record decides it, and both decide alike.
+// rejudgeAll re-evaluates the records of older generations that s's change
+// affects. It runs on the control goroutine while the worker goes on with s:
+// whoever comes first to a record decides it, and both decide alike.
 func (w *Worker) rejudgeAll(s *snapshot) {
-	w.conns.Each(func(r conntrack.Record) bool {
-		if r.Generation == s.generation {
-			return true
-		}
-		if d := s.classifier.Lookup(r.Key); d.Verdict == classifier.Allow {
-			w.conns.Restamp(&r, restamped(&r, s.generation, d))
-		} else if w.conns.Forget(&r) {
-			w.cutTotal.Add(1)
+	settle := func(r conntrack.Record) bool {
+		if !s.vouches(&r) {
+			w.settle(s, &r)
 		}
 		return true
-	})
+	}
+	if s.change.All() {
+		w.conns.Each(settle)
+		return
+	}
+	w.conns.EachTouching(s.change.Touches, settle)
 }
 
 // put sends the worker's scratch event to the ring.

@@ -11,6 +11,7 @@ import (
 func TestNoAllocations(t *testing.T) {
 	ack, syn := Flags{ACK: true}, Flags{SYN: true}
 	vip := map[flow.Addr]bool{Key(flow.TCP, "10.9.9.9:1", b4).Src: true}
+	unknown := map[flow.Addr]bool{Key(flow.TCP, "10.8.8.8:1", b4).Src: true}
 	later := Raw(t, "10.0.0.1", "10.0.0.2", 17, make([]byte, 16))
 	later[7] = 10
 	icmp := func(inner []byte) []byte { return Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, inner)[4:]) }
@@ -41,13 +42,15 @@ func TestNoAllocations(t *testing.T) {
 		{name: "malformed", want: DropProblem, p: Packet{Frame: []byte{0x45}}},
 		{name: "denied", want: DropPolicy, p: Packet{Final: true, Frame: Datagram(t, a4, "10.0.0.2:81")}, cfg: Config{AuditDenies: true}},
 		{name: "error denied", want: DropRelated, p: Packet{Final: true, Frame: icmp(Datagram(t, a4, "10.0.0.2:81"))}, cfg: Config{AuditDenies: true}},
+		{name: "unknown local", want: DropUnknownLocal, p: Packet{Final: true, Frame: Datagram(t, "10.8.8.8:1", b4)}},
+		{name: "echo reply unasked for", want: DropUnsolicited, p: Packet{Final: true, Frame: Message4(t, "10.0.0.1", "10.0.0.2", 0, 0, 7, nil)}},
 		{name: "error unreadable", want: DropICMPInner, p: Packet{Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, nil)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.cfg.RingSize = 64 // overflows: losing events must not allocate either
 			x := newBench(t, c.cfg)
 			if c.want != PassNotReady && c.want != DeferNotReady && c.want != DropNotReady {
-				stub := &Stub{Gen: 1, Allowed: onlyPort80, VIPs: vip, Quiet: true}
+				stub := &Stub{Gen: 1, Allowed: onlyPort80, VIPs: vip, Unknown: unknown, Quiet: true}
 				if _, err := x.e.Publish(stub); err != nil {
 					t.Fatal(err)
 				}

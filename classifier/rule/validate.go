@@ -115,6 +115,11 @@ func (w *World) Validate() error {
 			errs = append(errs, checkAddr("node "+n.Name, a))
 		}
 	}
+	for _, p := range w.LocalPrefixes {
+		if err := checkPrefix(p); err != nil {
+			errs = append(errs, fmt.Errorf("local prefixes: %w", err))
+		}
+	}
 	for i := range w.Endpoints {
 		e := &w.Endpoints[i]
 		for _, a := range e.Addrs {

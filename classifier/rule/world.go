@@ -17,6 +17,11 @@ type World struct {
 	// VIPs are Service addresses: packets to them are judged after the Service
 	// proxy has chosen a backend, never before.
 	VIPs []netip.Addr
+	// LocalPrefixes are the prefixes the pods of Node get their addresses from.
+	// An address inside one that is no local pod's is a pod that is not known
+	// yet, or is gone; see classifier.Table.UnknownLocal. Empty where that is not
+	// known.
+	LocalPrefixes []netip.Prefix
 	// Sets are address sets by name (node addresses, FQDN answers, Services).
 	Sets map[string][]netip.Prefix
 }

@@ -17,6 +17,8 @@ type In struct {
 	Device int32
 	Reply  bool
 	Final  bool
+
+	FromHost, ToHost bool
 }
 
 // Out is what became of a packet.
@@ -34,18 +36,19 @@ type Driver struct {
 	Idle time.Duration
 	// RecvErr and ApplyErr, when they return an error, make the call fail with
 	// it. Set them before the driver is used.
-	RecvErr, ApplyErr func() error
+	RecvErr, ApplyErr, RejectErr func() error
 
 	in     chan In
 	closed chan struct{}
 	once   sync.Once
 	nextID uint32 // worker's goroutine only
 
-	passed, deferred, dropped atomic.Uint64
+	passed, deferred, dropped, overflow atomic.Uint64
 
-	mu   sync.Mutex
-	outs []Out
-	keep bool
+	mu      sync.Mutex
+	answers map[uint32][]byte
+	outs    []Out
+	keep    bool
 }
 
 // NewDriver returns a driver whose queue holds depth packets; Send blocks when
@@ -69,6 +72,25 @@ func (d *Driver) Send(p In) bool {
 		return false
 	}
 }
+
+// Offer is Send as a kernel does it: a packet that finds the queue full, or the
+// driver closed, is lost and counted. It reports whether it was queued.
+func (d *Driver) Offer(p In) bool {
+	select {
+	case <-d.closed:
+	default:
+		select {
+		case d.in <- p:
+			return true
+		default:
+		}
+	}
+	d.overflow.Add(1)
+	return false
+}
+
+// Overflow counts packets that Offer lost.
+func (d *Driver) Overflow() uint64 { return d.overflow.Load() }
 
 // Recv implements dataplane.Driver. It waits for one packet and takes whatever
 // else is queued, up to a batch.
@@ -109,6 +131,7 @@ func (d *Driver) fill(b *dataplane.Batch, in In) {
 	p := &b.Packets[b.N]
 	p.Frame, p.L2, p.Length = in.Frame, in.L2, in.Length
 	p.ID, p.Device, p.Reply, p.Final = d.nextID, in.Device, in.Reply, in.Final
+	p.FromHost, p.ToHost = in.FromHost, in.ToHost
 	b.N++
 }
 
@@ -135,6 +158,32 @@ func (d *Driver) Apply(b *dataplane.Batch) error {
 		d.mu.Unlock()
 	}
 	return nil
+}
+
+// Reject implements dataplane.Rejecter: it keeps the answer for Answer.
+func (d *Driver) Reject(p *dataplane.Packet, answer []byte) error {
+	if d.RejectErr != nil {
+		if err := d.RejectErr(); err != nil {
+			return err
+		}
+	}
+	if d.keep {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.answers == nil {
+			d.answers = map[uint32][]byte{}
+		}
+		d.answers[p.ID] = append([]byte(nil), answer...)
+	}
+	return nil
+}
+
+// Answer returns what was sent in answer to the packet of an Out.ID, nil if
+// nothing was, or if the driver was made without keep.
+func (d *Driver) Answer(id uint32) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.answers[id]
 }
 
 // Close implements dataplane.Driver.
@@ -178,7 +227,7 @@ type Backend struct {
 	Label string
 	D     []dataplane.Driver
 	// OnUpdate, if set, is called by Update.
-	OnUpdate func(*classifier.Table) (int, error)
+	OnUpdate func(*classifier.Table, dataplane.Change) (int, error)
 
 	updates atomic.Int64
 	closed  atomic.Bool
@@ -200,10 +249,10 @@ func (b *Backend) Name() string { return b.Label }
 func (b *Backend) Drivers() []dataplane.Driver { return b.D }
 
 // Update implements dataplane.Backend.
-func (b *Backend) Update(t *classifier.Table) (int, error) {
+func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (int, error) {
 	b.updates.Add(1)
 	if b.OnUpdate != nil {
-		return b.OnUpdate(t)
+		return b.OnUpdate(t, c)
 	}
 	return 0, nil
 }
@@ -212,12 +261,13 @@ func (b *Backend) Update(t *classifier.Table) (int, error) {
 func (b *Backend) Updates() int { return int(b.updates.Load()) }
 
 // Stats implements dataplane.Backend: there is no kernel, so all are zero but
-// the packets handed up.
+// the packets handed up and those Offer lost.
 func (b *Backend) Stats() dataplane.BackendStats {
 	var s dataplane.BackendStats
 	for _, d := range b.D {
 		if f, ok := d.(*Driver); ok {
 			s.Upcalls += f.Applied()
+			s.Overflow += f.Overflow()
 		}
 	}
 	return s
