@@ -60,6 +60,10 @@ type Object struct {
 	// string, bool, int64, float64, nil), for the few rules where null and
 	// absent differ. Read only.
 	Raw map[string]any
+	// Problems say why the object could not be decoded; Value is nil then. Only
+	// sources that keep going without such an object return it, see
+	// controller.Config.Isolate.
+	Problems []diag.Diagnostic
 	// File is the source path with ":line", "" for objects from an API server.
 	File string
 	// Lines has the line of each field path, so that findings point at the field

@@ -33,8 +33,11 @@ type Source interface {
 
 // Publisher puts a table into force. When it returns an error the table may be in
 // force or not; it will be offered again, under a new generation.
+//
+// The report tells how the table differs from the one compiled before it, which
+// need not be the one in force: see classifier.Report.Between.
 type Publisher interface {
-	Publish(*classifier.Table) error
+	Publish(*classifier.Table, *classifier.Report) error
 }
 
 // Defaults of Config.
@@ -55,6 +58,12 @@ type Config struct {
 	// RetryInterval is the time after which a failed Publish is tried again. 0
 	// means DefaultRetryInterval.
 	RetryInterval time.Duration
+	// Isolate keeps errors to the objects they are about: such an object is
+	// refused, the version of it that is in force stays, and everything else
+	// applies. Without it any error keeps all of the input from applying.
+	Isolate bool
+	// After, if not nil, is called after every attempt, on the goroutine in Run.
+	After func(Attempt)
 	// Logger receives changes of state. nil means slog.Default.
 	Logger *slog.Logger
 	// Lower tunes the translation of policies.
@@ -62,6 +71,17 @@ type Config struct {
 	// Compile builds tables. nil means a classifier.Compiler of its own, which
 	// builds only what changed since the table before.
 	Compile func(rule.Set, *rule.World, classifier.Options) (*classifier.Table, *classifier.Report, error)
+}
+
+// Attempt is how one attempt to put the source's input into force ended.
+type Attempt struct {
+	// InForce is set when the input of the last Load is in force, but for objects
+	// that were refused one by one.
+	InForce bool
+	// Objects and World are what the table in force was made of, if InForce. Read
+	// only.
+	Objects []*api.Object
+	World   *inventory.Snapshot
 }
 
 // Status is what a controller has reached.
@@ -79,6 +99,9 @@ type Status struct {
 	// Findings are those of the last attempt. With errors, the table in force is
 	// an older one. Read only.
 	Findings diag.List
+	// Refused are the objects the last attempt refused, with Config.Isolate. Their
+	// errors are not among Findings. Read only.
+	Refused []Refused
 }
 
 // Controller runs the path from source to publisher. Create it with New.
@@ -91,6 +114,9 @@ type Controller struct {
 	generation uint64 // last one given to a table
 	set        *rule.Set
 	world      *rule.World
+	isolation  isolation
+	last       lastBuild
+	input      []*api.Object // in force
 
 	mu     sync.Mutex
 	status Status
@@ -202,53 +228,136 @@ func (c *Controller) update(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil // what was loaded may be cut short
 	}
-	var set rule.Set
-	var world *rule.World
-	if len(findings.Errors) == 0 {
-		var found diag.List
-		set, found = c.cfg.Lower.Build(objs, snap)
-		findings.Add(found)
-		var err error
-		if world, err = snap.WorldOf(c.cfg.Node); err != nil {
-			findings.Errors = append(findings.Errors, diag.Diagnostic{
-				Message: err.Error(), Hint: "add the Node object, or correct the node's name in the configuration",
-			})
-		}
+	b := built{objects: objs}
+	switch {
+	case len(findings.Errors) > 0:
+	case c.cfg.Isolate && c.last.stands(objs, snap):
+		b = c.last.built
+	case c.cfg.Isolate:
+		b = c.isolation.build(c.cfg.Lower, objs, snap)
+		c.last = lastBuild{objects: objs, built: b}
+	default:
+		b.set, b.findings = c.cfg.Lower.Build(objs, snap)
 	}
+	c.last.snap = snap
+	findings.Add(b.findings)
+	c.refused(b.refused)
 	if len(findings.Errors) > 0 {
+		var err error
+		if c.cfg.Isolate && len(b.findings.Errors) > 0 {
+			err = c.follow(snap)
+		}
 		c.failed(findings)
-		return nil
-	}
-	snap.FillSets(world, &set)
-	if c.set != nil && reflect.DeepEqual(*c.set, set) && reflect.DeepEqual(c.world, world) {
-		c.succeeded(findings, nil)
-		return nil
-	}
-	began := time.Now()
-	table, _, err := c.cfg.Compile(set, world, classifier.Options{Generation: c.generation + 1})
-	if err != nil {
-		findings.Errors = append(findings.Errors, diag.Diagnostic{Message: "the policy cannot be compiled: " + err.Error()})
-		c.failed(findings)
-		return nil
-	}
-	elapsed := time.Since(began)
-	c.generation++
-	if err := c.cfg.Publisher.Publish(table); err != nil {
-		c.set, c.world = nil, nil // it may be in force by half: the next input must be published, even the old one
-		findings.Errors = append(findings.Errors, diag.Diagnostic{Message: "the table cannot be put in force: " + err.Error()})
-		c.failed(findings)
+		c.after(Attempt{})
 		return err
 	}
-	c.set, c.world = &set, world
-	c.succeeded(findings, func(s *Status) {
-		s.Generation, s.PolicyHash = c.generation, hash(&set)
-		s.Objects, s.Rules, s.Isolations, s.Pods = len(objs), len(set.Rules), len(set.Isolations), len(world.Endpoints)
-		c.cfg.Logger.Info("policy in force", "generation", c.generation, "hash", s.PolicyHash, "objects", s.Objects,
-			"rules", s.Rules, "isolations", s.Isolations, "pods", s.Pods, "warnings", len(findings.Warnings),
-			"compile", elapsed)
-	})
+	problem, err := c.install(b.set, b.objects, snap, len(findings.Warnings))
+	if problem != nil {
+		findings.Errors = append(findings.Errors, *problem)
+		c.failed(findings)
+		c.after(Attempt{})
+		return err
+	}
+	if c.cfg.Isolate {
+		c.isolation.accept(b.objects)
+	}
+	c.succeeded(findings)
+	c.after(Attempt{InForce: true, Objects: b.objects, World: snap})
 	return nil
 }
+
+func (c *Controller) after(a Attempt) {
+	if c.cfg.After != nil {
+		c.cfg.After(a)
+	}
+}
+
+// follow takes the policies in force to another world: while the new ones are
+// wrong together, pods that come are policed all the same.
+func (c *Controller) follow(snap *inventory.Snapshot) error {
+	if c.input == nil {
+		return nil
+	}
+	opts := c.cfg.Lower
+	opts.Validate = c.isolation.judged.validate
+	set, found := opts.Build(c.input, snap)
+	if len(found.Errors) > 0 {
+		return nil // they need the old world: the last table stays as it is
+	}
+	_, err := c.install(set, c.input, snap, len(found.Warnings))
+	return err
+}
+
+// install puts rules into force in a world unless they are. A problem says why it
+// could not; then err is non-nil when trying again may help.
+func (c *Controller) install(set rule.Set, objs []*api.Object, snap *inventory.Snapshot, warnings int) (*diag.Diagnostic, error) {
+	world, err := snap.WorldOf(c.cfg.Node)
+	if err != nil {
+		return &diag.Diagnostic{
+			Message: err.Error(), Hint: "add the Node object, or correct the node's name in the configuration",
+		}, nil
+	}
+	snap.FillSets(world, &set)
+	same := c.set != nil && (sameSet(c.set, &set) || reflect.DeepEqual(*c.set, set))
+	if same && reflect.DeepEqual(c.world, world) {
+		c.input = objs
+		return nil, nil
+	}
+	began := time.Now()
+	table, report, err := c.cfg.Compile(set, world, classifier.Options{Generation: c.generation + 1})
+	if err != nil {
+		return &diag.Diagnostic{Message: "the policy cannot be compiled: " + err.Error()}, nil
+	}
+	compiled := time.Since(began)
+	c.generation++
+	if err := c.cfg.Publisher.Publish(table, report); err != nil {
+		c.set, c.world = nil, nil // it may be in force by half: the next input must be published, even the old one
+		return &diag.Diagnostic{Message: "the table cannot be put in force: " + err.Error()}, err
+	}
+	c.set, c.world, c.input = &set, world, objs
+	hashed := ""
+	if !same { // encoding thousands of rules takes a while: not while others wait
+		hashed = hash(&set)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := &c.status
+	first := s.Generation == 0
+	s.Generation = c.generation
+	if !same {
+		s.PolicyHash = hashed
+	}
+	s.Objects, s.Rules, s.Isolations, s.Pods = len(objs), len(set.Rules), len(set.Isolations), len(world.Endpoints)
+	if first {
+		close(c.ready)
+	}
+	c.cfg.Logger.Info("policy in force", "generation", c.generation, "hash", s.PolicyHash, "objects", s.Objects,
+		"rules", s.Rules, "isolations", s.Isolations, "pods", s.Pods, "warnings", warnings, "compile", compiled)
+	return nil, nil
+}
+
+// refused records which objects are refused, and says what is new about it.
+func (c *Controller) refused(now []Refused) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := map[*api.Object]bool{}
+	for _, r := range c.status.Refused {
+		before[r.Object] = true
+	}
+	c.status.Refused = now
+	for _, r := range now {
+		if before[r.Object] {
+			continue // said before
+		}
+		for i, d := range r.Errors[:min(maxSaid, len(r.Errors))] {
+			c.cfg.Logger.Error("object refused", "object", d.Object, "number", i+1, "path", d.Path, "error", d.Message, "hint", d.Hint,
+				"older version in force", r.InForce != nil)
+		}
+	}
+}
+
+// maxSaid is how many errors of one thing are logged.
+const maxSaid = 10
 
 // failed records an attempt that left the table as it was.
 func (c *Controller) failed(findings diag.List) {
@@ -261,40 +370,40 @@ func (c *Controller) failed(findings diag.List) {
 	}
 	c.cfg.Logger.Error("policy rejected, last good table stays in force",
 		"errors", len(findings.Errors), "warnings", len(findings.Warnings), "generation", c.status.Generation)
-	const most = 10
-	for i, d := range findings.Errors[:min(most, len(findings.Errors))] {
+	for i, d := range findings.Errors[:min(maxSaid, len(findings.Errors))] {
 		c.cfg.Logger.Error("policy error", "number", i+1, "file", d.File, "object", d.Object, "path", d.Path,
 			"error", d.Message, "hint", d.Hint)
 	}
 }
 
-// succeeded records an attempt whose input is in force. change, if not nil,
-// updates what is in force.
-func (c *Controller) succeeded(findings diag.List, change func(*Status)) {
+// succeeded records an attempt whose input is in force.
+func (c *Controller) succeeded(findings diag.List) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	recovered := len(c.status.Findings.Errors) > 0
 	c.status.Findings, c.status.LastAttempt = findings, time.Now()
 	c.status.LastSuccess = c.status.LastAttempt
-	if change != nil {
-		first := c.status.Generation == 0
-		change(&c.status)
-		if first {
-			close(c.ready)
-		}
-	}
 	if recovered {
 		c.cfg.Logger.Info("policy accepted again", "generation", c.status.Generation)
 	}
 }
 
 // hash identifies a canonical set. JSON is complete by construction: a field
-// added to the IR counts without anybody remembering to add it here.
+// added to the IR counts without anybody remembering to add it here. Rules are
+// encoded one by one: all of them at once would be tens of megabytes of text.
 func hash(set *rule.Set) string {
 	h := sha256.New()
-	if err := json.NewEncoder(h).Encode(set); err != nil {
-		// Only a priority that is no number could do this; it has no table.
-		return fmt.Sprintf("unhashable: %v", err)
+	enc := json.NewEncoder(h)
+	for i := range set.Rules {
+		if err := enc.Encode(&set.Rules[i]); err != nil {
+			// Only a priority that is no number could do this; it has no table.
+			return fmt.Sprintf("unhashable: %v", err)
+		}
+	}
+	for i := range set.Isolations {
+		if err := enc.Encode(&set.Isolations[i]); err != nil {
+			return fmt.Sprintf("unhashable: %v", err)
+		}
 	}
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }

@@ -81,7 +81,7 @@ type publisher struct {
 	tables []*classifier.Table
 }
 
-func (p *publisher) Publish(t *classifier.Table) error {
+func (p *publisher) Publish(t *classifier.Table, _ *classifier.Report) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tables = append(p.tables, t)

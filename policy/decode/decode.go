@@ -86,7 +86,7 @@ type reader struct {
 
 // report files a problem under an object.
 func (r *reader) report(to *[]diag.Diagnostic, ref string, p problem) {
-	*to = append(*to, diag.Diagnostic{File: r.place(p.line), Object: ref, Path: p.path, Message: p.message, Hint: p.hint})
+	*to = append(*to, diag.Diagnostic{File: r.place(p.line), Object: ref, Path: p.path, Message: p.message, Hint: p.hint, Code: p.code})
 }
 
 func (r *reader) place(line int) string {

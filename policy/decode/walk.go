@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/diag"
 )
 
 // walker fills a Go value from a node, strictly. It goes on after a problem, so
@@ -237,7 +238,7 @@ func (w *walker) fillStruct(v reflect.Value, n *node, path, name string) {
 
 // unknown reports a field its struct does not have.
 func (w *walker) unknown(f *field, path string) {
-	p := problem{line: f.line, path: path, message: fmt.Sprintf("unknown field %q", f.key), hint: w.unknownHint(f.key)}
+	p := problem{line: f.line, path: path, message: fmt.Sprintf("unknown field %q", f.key), hint: w.unknownHint(f.key), code: diag.UnknownField}
 	here := fieldsOf(w.stack[len(w.stack)-1].typ)
 	_, d := nearest(here, f.key)
 	if w.lenient && d == 0 && caseHint(here, f.key) == "" && path != "metadata" && !strings.HasPrefix(path, "metadata.") {

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/tierwall/tierwall/policy/diag"
 )
 
 const (
@@ -24,6 +26,7 @@ const (
 type problem struct {
 	line                int
 	path, message, hint string
+	code                diag.Code
 }
 
 // document is one document of a stream.

@@ -18,7 +18,27 @@ type Diagnostic struct {
 	Path    string `json:"path"`           // field path, "spec.ingress[0].from[1].podSelector"
 	Message string `json:"message"`        // what is wrong
 	Hint    string `json:"hint,omitempty"` // what to write instead
+	Code    Code   `json:"-"`              // for the few findings that programs tell apart
+	// Together is set when several objects are wrong together and the one named is
+	// just the first of them: leaving it out would not mend the others.
+	Together bool `json:"-"`
 }
+
+// Code tells findings of a sort from others, for those who act on them; people
+// read Message. Most findings have none.
+type Code string
+
+// Codes.
+const (
+	// PriorityConflict: two policies of equal priority disagree, or may (X-40).
+	PriorityConflict Code = "PriorityConflict"
+	// UnknownSelector: a selector sets no field this version knows (X-23).
+	UnknownSelector Code = "UnknownSelector"
+	// UnknownField: a field this version does not know.
+	UnknownField Code = "UnknownField"
+	// MixedDialects: policies that count priority in opposite directions (X-02).
+	MixedDialects Code = "MixedDialects"
+)
 
 // String renders the diagnostic on one line.
 func (d Diagnostic) String() string {

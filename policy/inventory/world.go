@@ -29,6 +29,9 @@ func (s *Snapshot) World(node string) *rule.World {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		w.Nodes = append(w.Nodes, rule.Node{Name: n.Name, Addrs: n.Addrs, PodCIDRs: n.PodCIDRs})
+		if n.Name == node {
+			w.LocalPrefixes = n.PodCIDRs
+		}
 		for _, a := range n.Addrs {
 			nodeAddr[a] = true
 		}

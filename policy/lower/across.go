@@ -64,8 +64,10 @@ func (opts Options) mixed(objs []*api.Object) diag.List {
 		if o.File != "" {
 			what += " in " + o.File
 		}
-		*to = append(*to, k.Finding("spec.priority", fmt.Sprintf(
-			"this AdminNetworkPolicy is of the KEP, where the larger priority is the stronger one; %s is of an API where the smaller one is", what), hint))
+		finding := k.Finding("spec.priority", fmt.Sprintf(
+			"this AdminNetworkPolicy is of the KEP, where the larger priority is the stronger one; %s is of an API where the smaller one is", what), hint)
+		finding.Code = diag.MixedDialects
+		*to = append(*to, finding)
 	}
 	switch {
 	case len(released) > 0 && !opts.AllowMixedDialects:

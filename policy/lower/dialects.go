@@ -45,6 +45,10 @@ type Options struct {
 	// . The order they then have is that of package upstream: a KEP policy
 	// of priority p ranks like a released one of 1001 − p.
 	AllowMixedDialects bool
+	// Validate stands in for the function [Validate], for callers that remember
+	// what it said: it is asked about every object in every call. nil means that
+	// function.
+	Validate func(*api.Object) diag.List
 }
 
 // Build is [Options.Build] with the default options.
@@ -63,25 +67,19 @@ func (opts Options) Build(objs []*api.Object, inv *inventory.Snapshot) (rule.Set
 }
 
 func (opts Options) build(dialects []Dialect, objs []*api.Object, inv *inventory.Snapshot) (rule.Set, diag.List) {
-	type gvk struct{ group, version, kind string }
-	owner := map[gvk]int{}
-	for i, d := range dialects {
-		for _, k := range d.Kinds() {
-			owner[gvk{k.Group, k.Version, k.Kind}] = i
-		}
-	}
+	owner := ownersOf(dialects)
 	var findings diag.List
 	valid := make([][]*api.Object, len(dialects))
 	for _, o := range objs {
-		i, ok := owner[gvk{o.Kind.Group, o.Kind.Version, o.Kind.Kind}]
-		if !ok {
-			findings.Errors = append(findings.Errors, o.Finding("",
-				fmt.Sprintf("this version does not enforce %s", o.Kind.GVK()), ""))
-			continue
+		var found diag.List
+		if opts.Validate != nil {
+			found = opts.Validate(o)
+		} else {
+			found = validate(dialects, owner, o)
 		}
-		found := dialects[i].Validate(o)
 		findings.Add(found)
 		if len(found.Errors) == 0 {
+			i := owner[gvkOf(o)]
 			valid[i] = append(valid[i], o)
 		}
 	}
@@ -106,6 +104,41 @@ func (opts Options) build(dialects []Dialect, objs []*api.Object, inv *inventory
 		return rule.Set{}, findings
 	}
 	return set, findings
+}
+
+// Validate checks one object alone, as admission does: that this version enforces
+// its kind, that it could be decoded, and what its dialect asks for.
+func Validate(o *api.Object) diag.List {
+	dialects := All()
+	return validate(dialects, ownersOf(dialects), o)
+}
+
+func validate(dialects []Dialect, owner map[gvk]int, o *api.Object) diag.List {
+	i, ok := owner[gvkOf(o)]
+	switch {
+	case len(o.Problems) > 0:
+		return diag.List{Errors: o.Problems}
+	case !ok:
+		return diag.List{Errors: []diag.Diagnostic{
+			o.Finding("", fmt.Sprintf("this version does not enforce %s", o.Kind.GVK()), ""),
+		}}
+	}
+	return dialects[i].Validate(o)
+}
+
+type gvk struct{ group, version, kind string }
+
+func gvkOf(o *api.Object) gvk { return gvk{o.Kind.Group, o.Kind.Version, o.Kind.Kind} }
+
+// ownersOf tells by kind which of the dialects has it.
+func ownersOf(dialects []Dialect) map[gvk]int {
+	owner := map[gvk]int{}
+	for i, d := range dialects {
+		for _, k := range d.Kinds() {
+			owner[gvk{k.Group, k.Version, k.Kind}] = i
+		}
+	}
+	return owner
 }
 
 func unwrap(err error) []error {

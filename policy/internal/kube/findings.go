@@ -18,6 +18,12 @@ func (f *Findings) Error(path, message, hint string) {
 	f.List.Errors = append(f.List.Errors, f.Object.Finding(path, message, hint))
 }
 
+// UnknownSelector adds an error about a selector that sets nothing we know.
+func (f *Findings) UnknownSelector(path, message, hint string) {
+	f.Error(path, message, hint)
+	f.List.Errors[len(f.List.Errors)-1].Code = diag.UnknownSelector
+}
+
 // Warn adds a warning at a field path.
 func (f *Findings) Warn(path, message, hint string) {
 	f.List.Warnings = append(f.List.Warnings, f.Object.Finding(path, message, hint))

@@ -92,7 +92,7 @@ func (v *validation) one(path, what string, options []string, set ...bool) bool 
 	case 1:
 		return true
 	case 0:
-		v.Error(path, what+" selects nothing", "set exactly one of "+strings.Join(options, ", "))
+		v.UnknownSelector(path, what+" selects nothing", "set exactly one of "+strings.Join(options, ", "))
 	default:
 		v.Error(path, what+" sets "+strings.Join(got, " and "), "set exactly one of "+strings.Join(options, ", "))
 	}

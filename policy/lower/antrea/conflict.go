@@ -57,10 +57,12 @@ func conflicts(set *rule.Set, owners []*api.Object, inv *inventory.Snapshot) dia
 		}, func(i, j int, witness string) {
 			a, b := &set.Rules[i], &set.Rules[j]
 			seen[[2]*api.Object{owners[i], owners[j]}] = true
-			findings.Warnings = append(findings.Warnings, owners[j].Finding("spec.priority", fmt.Sprintf(
+			finding := owners[j].Finding("spec.priority", fmt.Sprintf(
 				"%s has the same tier and priority, and rules %s (%s) there and %s (%s) here both match %s: %s decides, %s",
 				owners[i].Ref(), a.RuleName(), a.Origin.Word, b.RuleName(), b.Origin.Word, witness, a.Origin.Word, why(a, b)),
-				"give each policy its own priority"))
+				"give each policy its own priority")
+			finding.Code = diag.PriorityConflict
+			findings.Warnings = append(findings.Warnings, finding)
 		})
 	}
 	if s.budget <= 0 {

@@ -106,8 +106,10 @@ func tiersOf(objs []*api.Object, findings *diag.List) tiers {
 		p := *o.Value.(*antreaapi.Tier).Spec.Priority
 		all[o.Name] = p
 		if other, ok := owner[p]; ok { // S2-05
-			findings.Errors = append(findings.Errors, o.Finding("spec.priority",
-				fmt.Sprintf("priority %d is already that of tier %s", p, other), "no two tiers can have the same priority"))
+			d := o.Finding("spec.priority",
+				fmt.Sprintf("priority %d is already that of tier %s", p, other), "no two tiers can have the same priority")
+			d.Together = true
+			findings.Errors = append(findings.Errors, d)
 			continue
 		}
 		owner[p] = o.Name
@@ -115,8 +117,10 @@ func tiersOf(objs []*api.Object, findings *diag.List) tiers {
 	switch n := len(all); {
 	case n > MaxTiers:
 		last := custom[len(custom)-1]
-		findings.Errors = append(findings.Errors, last.Finding("",
-			fmt.Sprintf("%d tiers, the %d that always exist included: at most %d", n, len(staticTiers), MaxTiers), "use policy priorities inside a tier instead"))
+		d := last.Finding("",
+			fmt.Sprintf("%d tiers, the %d that always exist included: at most %d", n, len(staticTiers), MaxTiers), "use policy priorities inside a tier instead")
+		d.Together = true
+		findings.Errors = append(findings.Errors, d)
 	case n > recommendedTiers:
 		last := custom[len(custom)-1]
 		findings.Warnings = append(findings.Warnings, last.Finding("",

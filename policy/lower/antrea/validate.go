@@ -200,7 +200,7 @@ func (v *checker) oneForm(path, what string, forms []form) {
 	}
 	switch len(got) {
 	case 0:
-		v.Error(path, "empty "+what+" entry", "set one of "+strings.Join(all, ", ")+"; `podSelector: {}` means all pods")
+		v.UnknownSelector(path, "empty "+what+" entry", "set one of "+strings.Join(all, ", ")+"; `podSelector: {}` means all pods")
 	case 1:
 	default:
 		v.Error(path, strings.Join(got, " and ")+" in one "+what+" entry", "write one entry for each: entries are alternatives")

@@ -112,7 +112,7 @@ func (v validation) peer(path string, p *kepcnp.Peer) {
 		v.Error(path, "podSelector without namespaces: the policy is not of one namespace",
 			one+"; `namespaces: {scope: Self}` is the subject's own")
 	default: // X-23
-		v.Error(path, "peer selects nothing", one+"; leave the whole list out to mean every pod")
+		v.UnknownSelector(path, "peer selects nothing", one+"; leave the whole list out to mean every pod")
 	}
 	kube.CheckSelector(v.Findings, path+".podSelector", p.PodSelector)
 	kube.CheckSelector(v.Findings, path+".namespaceSelector", p.NamespaceSelector)

@@ -103,9 +103,11 @@ func conflictsIn(group []Ranked, pods []rule.Endpoint, findings *diag.List) {
 		if len(others) > most {
 			text += fmt.Sprintf(" and %d more", len(others)-most)
 		}
-		findings.Warnings = append(findings.Warnings, l.Object.Finding("spec.priority",
+		finding := l.Object.Finding("spec.priority",
 			fmt.Sprintf("priority %d %s %s: equal priorities are evaluated in the order of the policies' names",
 				l.Priority, relation, text),
-			"give each its own priority"))
+			"give each its own priority")
+		finding.Code = diag.PriorityConflict
+		findings.Warnings = append(findings.Warnings, finding)
 	}
 }

@@ -64,7 +64,7 @@ func (v *checker) subject(s *Subject) {
 	const path = "spec.subject"
 	switch {
 	case s.Namespaces == nil && s.Pods == nil:
-		v.Error(path, "subject selects nothing", "set exactly one of namespaces, pods; `namespaces: {}` means every pod")
+		v.UnknownSelector(path, "subject selects nothing", "set exactly one of namespaces, pods; `namespaces: {}` means every pod")
 	case s.Namespaces != nil && s.Pods != nil:
 		v.Error(path, "subject sets namespaces and pods", "set exactly one of namespaces, pods")
 	}
@@ -158,7 +158,7 @@ func (v *checker) peer(d flow.Direction, path string, p *Peer, r *Rule) {
 	}
 	switch set := p.fields(); len(set) {
 	case 0: // X-23
-		v.Error(path, "peer selects nothing", "set exactly one of "+strings.Join(possible, ", "))
+		v.UnknownSelector(path, "peer selects nothing", "set exactly one of "+strings.Join(possible, ", "))
 	case 1:
 	default:
 		v.Error(path, "peer sets "+enumerate(set, "and"), "write one list item for each: the items of a list are OR-ed")
@@ -197,7 +197,7 @@ func (v *checker) namespaceSet(path string, s *NamespaceSet) {
 	const all = "set exactly one of namespaceSelector, sameLabels, notSameLabels"
 	switch len(set) {
 	case 0:
-		v.Error(path, "namespaces selects nothing", all)
+		v.UnknownSelector(path, "namespaces selects nothing", all)
 	case 1:
 	default:
 		v.Error(path, "namespaces sets "+enumerate(set, "and"), all)

@@ -1,0 +1,251 @@
+package kube
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/inventory"
+)
+
+// pods is the sink of Pods.
+//
+// An address belongs to one pod. For a moment the API server may say otherwise:
+// the address of a pod that has ended goes to a new one before its phase is
+// written. The pod that is not being deleted, or else the younger one, has it; the
+// other stays known without it, and gets it back should the winner go.
+type pods struct {
+	listed[inventory.Pod]
+	owners     map[netip.Addr]claim
+	losers     map[objectName]*podItem // as they came, with all their addresses
+	namespaces map[string]int          // pods in each
+	found      map[objectName]diag.List
+
+	labels map[string]map[string]string // one copy of equal label sets
+	ports  map[string][]rule.NamedPort  // and of equal lists of ports
+}
+
+// claim is who has an address. The higher strength wins.
+type claim struct {
+	name     objectName
+	strength int64
+}
+
+type podItem struct {
+	ident
+	pod      inventory.Pod
+	alive    bool
+	strength int64
+	found    diag.List
+}
+
+func newPods() *pods {
+	return &pods{
+		listed: listed[inventory.Pod]{name: func(p *inventory.Pod) objectName { return objectName{p.Namespace, p.Name} }},
+		owners: map[netip.Addr]claim{}, losers: map[objectName]*podItem{}, namespaces: map[string]int{},
+		labels: map[string]map[string]string{}, ports: map[string][]rule.NamedPort{},
+	}
+}
+
+func (s *pods) read(obj any) (any, error) {
+	if item, ok := obj.(*podItem); ok {
+		return item, nil
+	}
+	v, ok := obj.(*corev1.Pod)
+	if !ok {
+		return nil, fmt.Errorf("want a Pod, got %T", obj)
+	}
+	item := &podItem{ident: ident{namespace: intern(v.Namespace), name: strings.Clone(v.Name)}, strength: v.CreationTimestamp.Unix()}
+	if v.DeletionTimestamp != nil {
+		item.strength -= 1 << 40 // below everything that is not being deleted
+	}
+	item.pod, item.alive, item.found = inventory.ReadPod(v)
+	p := &item.pod
+	p.Namespace, p.Name = item.namespace, item.name
+	p.Node, p.ServiceAccount = intern(p.Node), intern(p.ServiceAccount)
+	return item, nil
+}
+
+func (s *pods) set(item any) bool {
+	it := item.(*podItem)
+	n := it.id()
+	if !it.alive {
+		return s.remove(n)
+	}
+	note(&s.found, n, it.found)
+	delete(s.losers, n)
+	news := s.place(n, it)
+	return s.settle() || news
+}
+
+// place puts a pod in, with the addresses it wins.
+func (s *pods) place(n objectName, it *podItem) bool {
+	p := it.pod
+	old := s.get(n)
+	if old != nil {
+		s.release(n, old, p.IPs)
+	}
+	if !p.HostNetwork {
+		for _, a := range it.pod.IPs {
+			c, taken := s.owners[a]
+			switch {
+			case !taken || c.name == n:
+			case c.strength > it.strength || c.strength == it.strength && compareNames(c.name, n) < 0:
+				p.IPs = without(p.IPs, a)
+				s.losers[n] = it
+				continue
+			default:
+				s.evict(c, a)
+			}
+			s.owners[a] = claim{n, it.strength}
+		}
+	}
+	if old != nil && samePod(old, &p) {
+		return false
+	}
+	if old == nil {
+		s.namespaces[n.namespace]++
+	}
+	p.Labels, p.Ports = s.sharedLabels(p.Labels), s.sharedPorts(p.Ports)
+	s.put(n, &p)
+	return true
+}
+
+// evict takes an address from its owner.
+func (s *pods) evict(c claim, a netip.Addr) {
+	loser := *s.get(c.name)
+	if s.losers[c.name] == nil {
+		whole := &podItem{ident: ident{namespace: c.name.namespace, name: c.name.name}, pod: loser, alive: true, strength: c.strength}
+		s.losers[c.name] = whole
+	}
+	loser.IPs = without(loser.IPs, a)
+	s.put(c.name, &loser)
+}
+
+// release gives back the addresses of a pod, but for those to keep.
+func (s *pods) release(n objectName, p *inventory.Pod, keep []netip.Addr) {
+	for _, a := range p.IPs {
+		if s.owners[a].name == n && (p.HostNetwork || !slices.Contains(keep, a)) {
+			delete(s.owners, a)
+		}
+	}
+}
+
+// settle lets every pod that lost an address try again: its rival may be gone.
+func (s *pods) settle() bool {
+	if len(s.losers) == 0 {
+		return false
+	}
+	news := false
+	again := s.losers
+	s.losers = map[objectName]*podItem{}
+	for _, n := range slices.SortedFunc(maps.Keys(again), compareNames) {
+		if s.get(n) != nil && s.place(n, again[n]) {
+			news = true
+		}
+	}
+	return news
+}
+
+func (s *pods) remove(n objectName) bool {
+	delete(s.losers, n)
+	delete(s.found, n)
+	old := s.get(n)
+	if old == nil {
+		return false
+	}
+	s.release(n, old, nil)
+	if s.namespaces[n.namespace]--; s.namespaces[n.namespace] == 0 {
+		delete(s.namespaces, n.namespace)
+	}
+	s.put(n, nil)
+	s.settle()
+	return true
+}
+
+func (s *pods) replace(items []any) bool { return replaceAll(s, s.names(), items) }
+
+// findings returns what is odd about pods, for the status.
+func (s *pods) findings() diag.List {
+	var l diag.List
+	for _, n := range slices.SortedFunc(maps.Keys(s.losers), compareNames) {
+		for _, a := range s.losers[n].pod.IPs {
+			if c, ok := s.owners[a]; ok && c.name != n {
+				l.Warnings = append(l.Warnings, diag.Diagnostic{
+					Object: "Pod " + n.namespace + "/" + n.name, Path: "status.podIPs",
+					Message: fmt.Sprintf("address %s is also that of pod %s/%s, which is taken to have it", a, c.name.namespace, c.name.name),
+				})
+			}
+		}
+	}
+	return l
+}
+
+func samePod(a, b *inventory.Pod) bool {
+	return a.Node == b.Node && a.HostNetwork == b.HostNetwork && a.ServiceAccount == b.ServiceAccount &&
+		slices.Equal(a.IPs, b.IPs) && slices.Equal(a.Ports, b.Ports) && maps.Equal(a.Labels, b.Labels)
+}
+
+// sharedLabels returns the one copy of a label set. The pods of a Deployment have
+// the same; a map of its own for each would be most of what a pod takes.
+func (s *pods) sharedLabels(m map[string]string) map[string]string {
+	if len(m) == 0 {
+		return nil
+	}
+	var b strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		b.WriteString(k)
+		b.WriteByte(0)
+		b.WriteString(m[k])
+		b.WriteByte(0)
+	}
+	key := b.String()
+	if one := s.labels[key]; one != nil {
+		return one
+	}
+	s.labels[key] = m
+	return m
+}
+
+func (s *pods) sharedPorts(ports []rule.NamedPort) []rule.NamedPort {
+	if len(ports) == 0 {
+		return nil
+	}
+	var b strings.Builder
+	for _, p := range ports {
+		b.WriteString(p.Name)
+		b.WriteByte(0)
+		b.WriteString(strconv.Itoa(int(p.Proto)<<16 | int(p.Port)))
+		b.WriteByte(0)
+	}
+	key := b.String()
+	if one := s.ports[key]; one != nil {
+		return one
+	}
+	one := slices.Clip(ports)
+	s.ports[key] = one
+	return one
+}
+
+// flush is listed.flush, and forgets shared parts nobody has any more once they
+// are most of them.
+func (s *pods) flush() []inventory.Pod {
+	list := s.listed.flush()
+	const slack = 1024
+	if len(s.labels) > len(list)+slack || len(s.ports) > len(list)+slack {
+		clear(s.labels)
+		clear(s.ports)
+		for i := range list {
+			s.sharedLabels(list[i].Labels)
+			s.sharedPorts(list[i].Ports)
+		}
+	}
+	return list
+}

@@ -1,0 +1,152 @@
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/decode"
+	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/lower/networkpolicy"
+)
+
+// policies is the sink of one policy resource. An object that cannot be decoded is
+// kept as one with Problems: who loads decides what that means.
+//
+// An update that changes nothing policy can see, such as one of the status, keeps
+// the decoded object: the pointer stays the same, and everybody who remembers
+// something about the object still does.
+type policies struct {
+	kind    api.Kind
+	decoder decode.Decoder
+
+	mu    sync.RWMutex // held for writing with the Source's lock; read alone by read
+	items map[objectName]*policyItem
+}
+
+type policyItem struct {
+	ident
+	sum      uint64 // of what was decoded
+	object   *api.Object
+	warnings []diag.Diagnostic
+}
+
+func newPolicies(kind api.Kind) *policies {
+	return &policies{kind: kind, decoder: decode.Decoder{Kinds: []api.Kind{kind}}, items: map[objectName]*policyItem{}}
+}
+
+var sumSeed = maphash.MakeSeed()
+
+func (s *policies) read(obj any) (any, error) {
+	if item, ok := obj.(*policyItem); ok {
+		return item, nil
+	}
+	u, ok := obj.(*unstructured.Unstructured)
+	if !ok {
+		return nil, fmt.Errorf("want an object of %s, got %T", s.kind.GVK(), obj)
+	}
+	n := objectName{u.GetNamespace(), u.GetName()}
+	data, err := json.Marshal(trimmed(u.Object))
+	if err != nil {
+		return nil, fmt.Errorf("%s %s/%s: %w", s.kind.Kind, n.namespace, n.name, err)
+	}
+	sum := maphash.Bytes(sumSeed, data)
+	s.mu.RLock()
+	old := s.items[n]
+	s.mu.RUnlock()
+	if old != nil && old.sum == sum {
+		return old, nil
+	}
+	return decodePolicy(&s.decoder, s.kind, n, data, sum), nil
+}
+
+func decodePolicy(d *decode.Decoder, kind api.Kind, n objectName, data []byte, sum uint64) *policyItem {
+	item := &policyItem{ident: ident{namespace: intern(n.namespace), name: strings.Clone(n.name)}, sum: sum}
+	objs, found := d.Decode("", data)
+	item.warnings = found.Warnings
+	switch {
+	case len(found.Errors) == 0 && len(objs) == 1:
+		item.object = objs[0]
+		if kind.Group == networkpolicy.Group {
+			// No field of it tells null from absent, and there are thousands: the
+			// document would be half of what each takes.
+			item.object.Raw = nil
+		}
+	case len(found.Errors) == 0: // a warning for what the decoder thinks is no policy
+		found.Errors = []diag.Diagnostic{{Object: kind.Kind + " " + n.name, Message: "the object cannot be read as " + kind.GVK()}}
+		fallthrough
+	default:
+		item.object = &api.Object{Kind: kind, Namespace: item.namespace, Name: item.name, Problems: found.Errors}
+	}
+	return item
+}
+
+// trimmed returns a policy object without what policy cannot see and what others
+// keep writing: its status, who manages which field, and the copy of itself that
+// kubectl leaves. The rest is decoded strictly. obj is not modified.
+func trimmed(obj map[string]any) map[string]any {
+	out := maps.Clone(obj)
+	delete(out, "status")
+	meta, ok := out["metadata"].(map[string]any)
+	if !ok {
+		return out
+	}
+	meta = maps.Clone(meta)
+	for _, k := range []string{"managedFields", "resourceVersion", "selfLink"} {
+		delete(meta, k)
+	}
+	if a, ok := meta["annotations"].(map[string]any); ok {
+		if _, there := a[corev1.LastAppliedConfigAnnotation]; there {
+			a = maps.Clone(a)
+			delete(a, corev1.LastAppliedConfigAnnotation)
+			meta["annotations"] = a
+		}
+	}
+	out["metadata"] = meta
+	return out
+}
+
+func (s *policies) set(item any) bool {
+	it := item.(*policyItem)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := it.id()
+	if old := s.items[n]; old != nil && old.object == it.object {
+		return false
+	}
+	s.items[n] = it
+	return true
+}
+
+func (s *policies) remove(n objectName) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.items[n]; !ok {
+		return false
+	}
+	delete(s.items, n)
+	return true
+}
+
+func (s *policies) replace(items []any) bool {
+	return replaceAll(s, slices.Collect(maps.Keys(s.items)), items)
+}
+
+func (s *policies) len() int { return len(s.items) }
+
+// load appends what there is, by name, and the warnings about it.
+func (s *policies) load(objs []*api.Object, warnings []diag.Diagnostic) ([]*api.Object, []diag.Diagnostic) {
+	for _, n := range slices.SortedFunc(maps.Keys(s.items), compareNames) {
+		objs = append(objs, s.items[n].object)
+		warnings = append(warnings, s.items[n].warnings...)
+	}
+	return objs, warnings
+}
