@@ -7,10 +7,12 @@ import (
 	"log/slog"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -25,18 +27,26 @@ type Backend struct {
 	log    *slog.Logger
 	driver *driver
 
-	generation atomic.Uint32 // what the kernel side compares flows with
+	epoch epoch // which flows the kernel side remembers still count
 
+	host hostSet
 	// Everything below is used on the namespace thread only.
 	thread        *nsThread
 	nl            *netlink.Handle
-	objects       podObjects
+	lock          int // file descriptor, see lockNamespace
+	pins          pins
+	spec          *ebpf.CollectionSpec
+	objects       objects
+	adopted       []int // devices with pinned links of an earlier process
 	pair          *upcallPair
 	devices       map[int]*device
 	nodeAddresses map[[16]byte]bool
 	locals        map[netip.Addr]bool
+	base          [numCounters]uint64    // counted before our time
 	final         dataplane.BackendStats // set by Close
 	closed        bool
+
+	attachState
 
 	watch    *watch
 	watching sync.WaitGroup
@@ -51,7 +61,7 @@ func New(c Config) (*Backend, error) {
 	if err := c.fill(); err != nil {
 		return nil, err
 	}
-	if err := supportedMachine(); err != nil {
+	if err := supportedMachine(); err != nil && c.Attach != AttachXDPGeneric {
 		return nil, err
 	}
 	// Kernels before 5.11 charge maps to this limit; later ones ignore it.
@@ -63,7 +73,7 @@ func New(c Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{
-		config: c, log: c.Logger, thread: thread,
+		config: c, log: c.Logger, thread: thread, lock: -1,
 		devices: map[int]*device{}, nodeAddresses: map[[16]byte]bool{}, locals: map[netip.Addr]bool{},
 	}
 	if err := thread.do(b.open); err != nil {
@@ -85,58 +95,129 @@ func supportedMachine() error {
 }
 
 func (b *Backend) open() (err error) {
+	if b.lock, err = waitForNamespace(); err != nil {
+		return err
+	}
 	if b.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open netlink: %w", err)
 	}
+	if b.pins, err = openPins(b.config.PinPath); err != nil {
+		return err
+	}
+	if b.config.Attach == AttachXDPGeneric {
+		return b.openGuard()
+	}
 	maxFrame := b.config.maxFrame()
-	if b.pair, err = newUpcallPair(b.nl, maxFrame-etherHeader); err != nil {
+	if b.pair, err = openUpcallPair(b.nl, b.pins, maxFrame-etherHeader); err != nil {
 		return err
 	}
-	var nonce [1]byte
-	rand.Read(nonce[:]) // never fails (crypto/rand)
-	if err := b.load(nonce[0], maxFrame); err != nil {
+	if err := b.choose(b.pair.stack); err != nil {
 		return err
 	}
-	if err := b.pair.start(&b.objects); err != nil {
+	if b.mode == AttachXDPGeneric {
+		err := b.pair.close(false)
+		b.pair = nil
+		return errors.Join(err, b.openGuard())
+	}
+	if err := b.load(maxFrame); err != nil {
+		return err
+	}
+	nonce, err := b.begin()
+	if err != nil {
+		return err
+	}
+	if err := b.pair.start(&b.objects.podObjects, b.mode); err != nil {
 		return err
 	}
 	sock, err := openSocket(b.pair.socket.Attrs().Index, b.config.FrameSize, b.config.Ring)
 	if err != nil {
 		return err
 	}
-	b.generation.Store(1) // as in bpf/pod.c
-	if b.driver, err = newDriver(sock, b.objects.Flows, b.objects.Later, &b.generation, nonce[0], b.config.Strict); err != nil {
+	if b.driver, err = newDriver(sock, &b.objects, &b.epoch, nonce, b.config.Strict); err != nil {
 		sock.close()
 		return err
 	}
+	b.driver.hostSet = &b.host
 	if err := b.objects.Sockets.Put(uint32(0), uint32(sock.xsk.FD())); err != nil {
 		return fmt.Errorf("give the socket to the upcall pair: %w", err)
 	}
-	b.watch, err = newWatch()
-	return err
+	if b.watch, err = newWatch(); err != nil {
+		return err
+	}
+	return b.startGuard()
+}
+
+// waitForNamespace takes the lock, with patience for a daemon that is stopping.
+func waitForNamespace() (fd int, err error) {
+	deadline := time.Now().Add(bindPatience)
+	for {
+		if fd, err = lockNamespace(); !errors.Is(err, errRunning) || time.Now().After(deadline) {
+			return fd, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// objects is what the programs consist of.
+type objects struct {
+	podObjects
+	Shared *ebpf.Map `ebpf:".data.shared"`
+}
+
+// begin takes over what an earlier process left in the maps.
+func (b *Backend) begin() (nonce uint8, err error) {
+	b.epoch.cells = b.objects.Cells
+	b.epoch.shared = sharedVars{
+		generation: b.objects.Generation, floor: b.objects.ValidFrom, alive: b.objects.Alive, nonce: b.objects.Nonce,
+	}
+	if err := b.epoch.adopt(); err != nil {
+		return 0, err
+	}
+	for i := range b.base {
+		b.base[i] = b.count(uint32(i))
+	}
+	b.adopted = b.pins.devices()
+	if len(b.adopted) > 0 {
+		b.log.Info("taking over from an earlier run", "devices", len(b.adopted), "generation", b.epoch.generation.Load(),
+			"droppedWithoutDaemon", b.base[countAloneDrop]+b.base[countUnheard])
+	}
+	var n uint32
+	if err := b.epoch.shared.nonce.Get(&n); err != nil {
+		return 0, fmt.Errorf("read the nonce: %w", err)
+	}
+	for n == 0 {
+		var random [1]byte
+		rand.Read(random[:]) // never fails (crypto/rand)
+		n = uint32(random[0])
+	}
+	// From here on there is somebody to ask, if not yet a worker to answer.
+	return uint8(n), errors.Join(b.epoch.shared.nonce.Set(n), b.epoch.shared.alive.Set(coarseNow()))
 }
 
 // load puts the programs into the kernel with the configuration as constants.
-func (b *Backend) load(nonce uint8, maxFrame int) error {
+func (b *Backend) load(maxFrame int) error {
 	spec, err := loadPod()
 	if err != nil {
 		return fmt.Errorf("read the programs: %w", err)
 	}
 	spec.Maps["flows"].MaxEntries = uint32(b.config.FlowEntries)
 	spec.Maps["later"].MaxEntries = uint32(b.config.LaterEntries)
-	strict := uint8(0)
-	if b.config.Strict {
-		strict = 1
-	}
+	spec.Maps["denied"].MaxEntries = uint32(b.config.LaterEntries)
+	bit := map[bool]uint8{true: 1}
 	t := b.config.Timeouts
+	cost, credit := b.config.upcallLimit()
 	for name, value := range map[string]any{
 		"upcall_ifindex": uint32(b.pair.stack.Attrs().Index),
 		"max_frame":      uint32(maxFrame),
 		"mark_accept":    b.config.Marks.Accept,
 		"mark_fast":      b.config.Marks.Fast,
 		"mark_return":    b.config.Marks.Return,
-		"strict":         strict,
-		"nonce":          nonce,
+		"strict":         bit[b.config.Strict],
+		"open":           bit[b.config.FailOpen],
+		"alive_time":     uint64(b.config.AliveTime),
+		"deny_time":      uint64(b.config.DenyTime),
+		"upcall_cost":    cost,
+		"upcall_credit":  credit,
 		"idle_tcp":       uint64(t.TCP),
 		"idle_closing":   uint64(t.Closing),
 		"idle_udp":       uint64(t.UDP),
@@ -148,13 +229,30 @@ func (b *Backend) load(nonce uint8, maxFrame int) error {
 			return fmt.Errorf("set %s in the programs: %w", name, err)
 		}
 	}
-	if err := spec.LoadAndAssign(&b.objects, nil); err != nil {
+	if err := b.configure(spec); err != nil {
+		return err
+	}
+	b.spec = spec
+	old := b.pins.maps(spec)
+	defer func() {
+		for _, m := range old {
+			m.Close()
+		}
+	}()
+	if err := spec.LoadAndAssign(&b.objects, &ebpf.CollectionOptions{MapReplacements: old}); err != nil {
 		if errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("load the programs: CAP_BPF and CAP_NET_ADMIN (or root) are needed: %w", err)
 		}
 		return fmt.Errorf("load the programs: %w", err)
 	}
-	return nil
+	if old != nil {
+		return nil
+	}
+	o := &b.objects
+	return b.pins.keepMaps(spec, map[string]*ebpf.Map{
+		"flows": o.Flows, "later": o.Later, "denied": o.Denied, "cells": o.Cells, "devices": o.Devices,
+		"counters": o.Counters, "sockets": o.Sockets, ".data.shared": o.Shared,
+	})
 }
 
 // Name implements dataplane.Backend.
@@ -163,18 +261,23 @@ func (b *Backend) Name() string { return "afxdp" }
 // Drivers implements dataplane.Backend. There is one: a connection's two
 // directions must meet in one worker, and the upcall pair's queues would be
 // chosen by a hash that does not know they belong together.
-func (b *Backend) Drivers() []dataplane.Driver { return []dataplane.Driver{b.driver} }
-
-// Update implements dataplane.Backend. Every remembered flow counts as unknown
-// from here on: its next packet is judged by userspace. That is done by moving
-// the generation on, so it takes the same time whatever the number of flows; how
-// many of them t denies nobody has counted, and cut is 0. Programs go onto the
-// devices of t's local pods first.
-func (b *Backend) Update(t *classifier.Table) (cut int, err error) {
-	return 0, b.update(t.Locals())
+// With AttachXDPGeneric there is none at all.
+func (b *Backend) Drivers() []dataplane.Driver {
+	if b.driver == nil {
+		return nil
+	}
+	return []dataplane.Driver{b.driver}
 }
 
-func (b *Backend) update(locals []netip.Addr) error {
+// Update implements dataplane.Backend. What c may be about counts as unknown from
+// here on: its next packet is judged by userspace, whatever the number of flows.
+// How many of them t denies nobody has counted, and cut is 0. Programs go onto
+// the devices of t's local pods first.
+func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err error) {
+	return 0, b.update(t.Locals(), c, t.LocalPodCIDRs()...)
+}
+
+func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip.Prefix) error {
 	return b.thread.do(func() error {
 		if b.closed {
 			return errThreadGone
@@ -183,42 +286,59 @@ func (b *Backend) update(locals []netip.Addr) error {
 		for _, a := range locals {
 			b.locals[a.Unmap()] = true
 		}
+		b.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
 		err := b.refresh()
-		return errors.Join(err, b.forget())
+		if b.driver == nil { // nothing is remembered
+			return err
+		}
+		if err == nil {
+			err = b.release()
+		}
+		return errors.Join(err, b.epoch.advance(c))
 	})
 }
 
-// forget makes the kernel side forget every flow. Entries the driver writes
-// meanwhile carry the new number first and the kernel learns it second; until
-// then they merely do not count yet.
-func (b *Backend) forget() error {
-	g := b.generation.Add(1)
-	if err := b.objects.Generation.Set(g); err != nil {
-		return fmt.Errorf("start generation %d: %w", g, err)
+// release takes an earlier process's programs off devices that are none of ours,
+// once a table has said which are.
+func (b *Backend) release() error {
+	var errs []error
+	for _, index := range b.adopted {
+		if b.devices[index] != nil {
+			continue
+		}
+		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			errs = append(errs, b.pins.remove(pinName(index, at)))
+		}
+		if err := b.objects.Devices.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
 	}
-	return nil
+	b.adopted = nil
+	return errors.Join(append(errs, b.pins.dropOtherMaps(b.spec))...)
 }
 
-// settleTime bounds how often a stream of link and route changes makes us look.
-const settleTime = 10 * time.Millisecond
-
-// follow attaches to devices that appear between updates and releases those that
-// go. Failures are logged: there is nobody to return them to, and the next
-// change or Update tries again.
-func (b *Backend) follow() {
-	defer b.watching.Done()
-	for range b.watch.changed {
-		err := b.thread.do(func() error {
-			if b.closed {
-				return nil
-			}
-			return b.refresh()
-		})
-		if err != nil {
-			b.log.Error("pod devices could not all be attached", "error", err)
-		}
-		time.Sleep(settleTime)
+// attachTCX puts a program onto a device, first in line: programs of others see
+// every packet once, and what goes up they see when it has come back. If it is
+// pinned, it replaces the program of an earlier process in one step.
+func (b *Backend) attachTCX(index int, prog *ebpf.Program, at ebpf.AttachType) (link.Link, error) {
+	name := pinName(index, at)
+	if ln, ok := b.pins.takeover(name, index, prog); ok {
+		return ln, nil
 	}
+	ln, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: at, Anchor: link.Head()})
+	if err != nil {
+		return nil, err
+	}
+	if err := b.pins.keep(name, ln); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	return ln, nil
+}
+
+// detachTCX takes a program off, pinned or not. The kernel has done so already
+// if the device is gone.
+func (b *Backend) detachTCX(index int, ln link.Link, at ebpf.AttachType) error {
+	return errors.Join(b.pins.drop(pinName(index, at)), ln.Close())
 }
 
 // Stats implements dataplane.Backend.
@@ -237,15 +357,19 @@ func (b *Backend) Stats() dataplane.BackendStats {
 }
 
 func (b *Backend) stats() dataplane.BackendStats {
-	return dataplane.BackendStats{
+	s := dataplane.BackendStats{
 		Bypassed: b.count(countHit),
-		Dropped:  b.count(countDrop) + b.count(countStray),
-		Upcalls:  b.count(countUpcall),
-		Overflow: b.driver.lostPackets() + b.pair.lost(),
+		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
+			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
+		Upcalls: b.count(countUpcall),
 	}
+	if b.driver != nil {
+		s.Overflow = b.driver.lostPackets() + b.pair.lost()
+	}
+	return s
 }
 
-// count sums a counter over the CPUs.
+// count sums a counter over the CPUs, since New.
 func (b *Backend) count(which uint32) (total uint64) {
 	var perCPU []uint64
 	if err := b.objects.Counters.Lookup(which, &perCPU); err != nil {
@@ -254,22 +378,25 @@ func (b *Backend) count(which uint32) (total uint64) {
 	for _, n := range perCPU {
 		total += n
 	}
-	return total
+	return total - b.base[which]
 }
 
 // releaseWait bounds the wait for a worker that holds a batch while the backend
 // closes.
 const releaseWait = 2 * time.Second
 
-// Close implements dataplane.Backend. It takes the programs off the devices,
-// after which the stack passes everything (a later hook permitting), closes the
-// driver and removes the upcall pair.
+// Close implements dataplane.Backend. What is pinned stays at work, without a
+// daemon: accepted flows go on. What is not is taken off the devices, after which
+// the stack passes everything (a later hook permitting).
 func (b *Backend) Close() error {
 	err := b.thread.do(b.shut)
 	if errors.Is(err, errThreadGone) {
 		return nil
 	}
 	b.watching.Wait()
+	if b.watch != nil {
+		err = errors.Join(err, b.watch.close())
+	}
 	b.thread.stop()
 	return err
 }
@@ -281,14 +408,28 @@ func (b *Backend) shut() error {
 	}
 	b.closed = true
 	var errs []error
-	for index := range b.devices {
-		errs = append(errs, b.detach(index))
+	// What was taken over stays even if we came no further.
+	pinned := b.pins.dir != "" && (b.driver != nil || b.pair != nil && b.pair.adopted)
+	if pinned {
+		if b.driver != nil {
+			errs = append(errs, b.epoch.shared.alive.Set(uint64(0)))
+		}
+		for _, d := range b.devices {
+			errs = append(errs, d.close())
+		}
+	} else {
+		for index := range b.devices {
+			errs = append(errs, b.detach(index))
+		}
 	}
 	if b.watch != nil {
-		errs = append(errs, b.watch.close())
+		errs = append(errs, b.watch.stop())
+	}
+	errs = append(errs, b.stopGuard())
+	if b.objects.Counters != nil {
+		b.final = b.stats()
 	}
 	if b.driver != nil {
-		b.final = b.stats()
 		errs = append(errs, b.driver.Close())
 		select {
 		case <-b.driver.released:
@@ -297,25 +438,39 @@ func (b *Backend) shut() error {
 		}
 	}
 	if b.pair != nil {
-		errs = append(errs, b.pair.close())
+		errs = append(errs, b.pair.close(pinned))
 	}
-	if b.objects.PodIngress != nil {
-		errs = append(errs, b.objects.Close())
-	}
+	errs = append(errs, b.objects.Close(), b.objects.Shared.Close())
 	if b.nl != nil {
 		b.nl.Close()
+	}
+	if b.lock >= 0 {
+		errs = append(errs, unix.Close(b.lock))
 	}
 	return errors.Join(errs...)
 }
 
-// Cleanup removes what a run that was killed left in the network namespace of
-// the calling thread: the upcall pair. Programs, maps and sockets ended with
-// their process. It fails if another process uses the pair.
-func Cleanup() error {
+// Cleanup removes what earlier runs left in the network namespace of the calling
+// thread: programs and maps pinned below pinPath ("" if nothing was), and the
+// upcall pair. It fails if another process is at work here.
+func Cleanup(pinPath string) error {
+	lock, err := lockNamespace()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(lock)
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
 	}
 	defer nl.Close()
-	return removeUpcallPair(nl)
+	var errs []error
+	if pinPath != "" {
+		dir, err := namespaceDir(pinPath)
+		errs = append(errs, err)
+		if err == nil {
+			errs = append(errs, pins{dir}.removeAll())
+		}
+	}
+	return errors.Join(append(errs, removeUpcallPair(nl), removeAllFilters(nl))...)
 }

@@ -5,6 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/google/gopacket"
+	"github.com/google/gopacket/layers"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -66,11 +69,11 @@ func BenchmarkUpcall(b *testing.B) {
 	node := nstest.NewNode(b)
 	from, to := node.AddPod(b, "a"), node.AddPod(b, "b")
 	var backend *Backend
-	if err := node.NS.Do(func() (err error) { backend, err = New(Config{Strict: true}); return err }); err != nil {
+	if err := node.NS.Do(func() (err error) { backend, err = New(Config{Strict: true, UpcallRate: -1}); return err }); err != nil {
 		b.Fatal(err)
 	}
 	defer backend.Close()
-	if err := backend.update([]netip.Addr{from.Addr4}); err != nil { // one device: one upcall per packet
+	if err := backend.update([]netip.Addr{from.Addr4}, dataplane.Change{}); err != nil { // one device: one upcall per packet
 		b.Fatal(err)
 	}
 	send := sender(b, node, from, to)
@@ -82,7 +85,7 @@ func BenchmarkUpcall(b *testing.B) {
 	b.ResetTimer()
 	for done := 0; done < b.N; {
 		if sent > 0 && sent%ports == 0 { // they start over
-			if err := backend.thread.do(backend.forget); err != nil {
+			if err := backend.epoch.advance(dataplane.Change{}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -146,5 +149,33 @@ func TestNoAllocations(t *testing.T) {
 	// Starting a generation allocates, once per 60,000 packets.
 	if batches := uint64(res.N / dataplane.BatchSize); res.MemAllocs > batches/2 {
 		t.Errorf("%d allocations in %d batches, sender included", res.MemAllocs, batches)
+	}
+}
+
+// BenchmarkProgram is what our programs cost a packet of a known flow: on its way
+// from a pod, on its way to one right after, and to one that another CPU or a
+// later hook brought.
+func BenchmarkProgram(b *testing.B) {
+	nstest.Need(b, canRun)
+	k := newKernel(b, true)
+	frame := build(b, ether4, ipv4(17), &layers.UDP{SrcPort: 40000, DstPort: 53}, gopacket.Payload("tierwall"))
+	var h packet.Headers
+	if p := packet.ParseEthernet(frame, &h); p != packet.OK {
+		b.Fatal(p)
+	}
+	name, _ := makeFlowKey(&h.Key)
+	k.put("flows", name, flowState{Generation: 1, Last: coarseNow() + 1e15})
+	for _, c := range []struct {
+		name, program string
+		mark          uint32
+	}{{"from", "pod_ingress", 0}, {"to", "pod_egress", DefaultMarks.Fast}, {"lookup", "pod_egress", 0}} {
+		b.Run(c.name, func(b *testing.B) {
+			// One packet, repeated in the kernel: nothing is copied in between.
+			if _, err := k.c.Programs[c.program].Run(&ebpf.RunOptions{
+				Data: frame, Repeat: uint32(b.N), Context: skbContext{Mark: c.mark},
+			}); err != nil {
+				b.Fatal(err)
+			}
+		})
 	}
 }

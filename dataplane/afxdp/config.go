@@ -27,15 +27,36 @@ type Config struct {
 	// Ring is the number of packet buffers, a power of two of at least 64;
 	// default 2048. A burst of more first packets than that is lost.
 	Ring int
-	// FlowEntries bounds the accepted flows the kernel remembers, two entries
-	// per connection; default 262144 (about 35 MB). LaterEntries bounds the
-	// flows known to be the later hook's business; default 65536.
+	// FlowEntries bounds the accepted connections the kernel remembers; default
+	// 262144 (about 36 MB). LaterEntries bounds the flows known to be the later
+	// hook's business, and those remembered as denied; default 65536.
 	FlowEntries, LaterEntries int
-	Timeouts                  Timeouts
-	Marks                     Marks
+	// PinPath is a directory in a BPF file system, which is mounted if missing,
+	// that keeps programs and maps at work when the process ends: accepted flows
+	// go on, and what nobody judged does not pass. "" keeps nothing: the kernel
+	// takes the programs off and all passes. Cleanup removes it.
+	PinPath string
+	// FailOpen passes what nobody judges while a pinned backend has no living
+	// daemon. Without it that is dropped, or left to the later hook if there is
+	// one.
+	FailOpen bool
+	// AliveTime is how long a daemon may give no sign of life, which it does
+	// every 100 ms, before it counts as dead; default 2 s.
+	AliveTime time.Duration
+	// UpcallRate bounds the first packets per second of one source: a pod's
+	// device, or the address (IPv6: the /64) of somebody else. UpcallBurst is how
+	// many it may send at once. Default 50000 and 1024; a negative rate is no
+	// limit.
+	UpcallRate, UpcallBurst int
+	// DenyTime is how long the kernel drops packets of a flow after userspace
+	// denied it, if nothing about them is to be recorded; default 1 s.
+	DenyTime time.Duration
+	Timeouts Timeouts
+	Marks    Marks
 	// Devices restricts the devices that are considered to names that match one
 	// of these patterns (path.Match); empty means every veth device.
 	Devices []string
+	AttachConfig
 	// Logger receives state changes. Nil discards them.
 	Logger *slog.Logger
 }
@@ -102,6 +123,10 @@ func (c *Config) fill() error {
 	def(&c.Ring, 2048)
 	def(&c.FlowEntries, 262144)
 	def(&c.LaterEntries, 65536)
+	def(&c.UpcallRate, 50_000)
+	def(&c.UpcallBurst, 1024)
+	wait(&c.AliveTime, 2*time.Second)
+	wait(&c.DenyTime, time.Second)
 	wait(&c.Timeouts.TCP, time.Hour)
 	wait(&c.Timeouts.Closing, 10*time.Second)
 	wait(&c.Timeouts.UDP, 2*time.Minute)
@@ -114,7 +139,7 @@ func (c *Config) fill() error {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return c.check()
+	return errors.Join(c.fillAttach(), c.check())
 }
 
 func (c *Config) check() error {
@@ -126,7 +151,13 @@ func (c *Config) check() error {
 	if c.Ring < 2*dataplane.BatchSize || c.Ring > 1<<16 || c.Ring&(c.Ring-1) != 0 {
 		bad("ring %d: want a power of two from %d to 65536", c.Ring, 2*dataplane.BatchSize)
 	}
-	if c.FlowEntries < 2 || c.LaterEntries < 1 {
+	if c.UpcallBurst < 1 || c.UpcallRate > 1e9 {
+		bad("upcall rate %d and burst %d: want a burst of at least one packet and less than a packet per nanosecond", c.UpcallRate, c.UpcallBurst)
+	}
+	if c.AliveTime < 5*recvWait*time.Millisecond || c.DenyTime < 0 {
+		bad("times %v and %v: want at least %v and not less than nothing", c.AliveTime, c.DenyTime, 5*recvWait*time.Millisecond)
+	}
+	if c.FlowEntries < 1 || c.LaterEntries < 1 {
 		bad("flow map of %d and %d entries: want at least one connection in each", c.FlowEntries, c.LaterEntries)
 	}
 	for _, d := range []time.Duration{c.Timeouts.TCP, c.Timeouts.Closing, c.Timeouts.UDP, c.Timeouts.SCTP, c.Timeouts.ICMP, c.Timeouts.Other} {
@@ -148,6 +179,17 @@ func (c *Config) check() error {
 		return fmt.Errorf("afxdp configuration: %w", err)
 	}
 	return nil
+}
+
+// upcallLimit is the rate limit as the kernel side has it: ns that a packet costs,
+// and ns of credit. The kernel's clock is coarse: a credit of less than a few
+// ticks would not even allow the rate.
+func (c *Config) upcallLimit() (cost, credit uint64) {
+	if c.UpcallRate < 0 {
+		return 0, 0
+	}
+	cost = uint64(time.Second) / uint64(c.UpcallRate)
+	return cost, max(uint64(c.UpcallBurst)*cost, uint64(20*time.Millisecond))
 }
 
 // wants reports whether the configuration lets us touch a device of that name.

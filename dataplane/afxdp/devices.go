@@ -3,7 +3,6 @@ package afxdp
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -11,131 +10,183 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/classifier/flow"
 )
 
-// device is a pod's device that our programs are on.
+// device is a device that our programs are on.
 type device struct {
-	name  string
-	own   [6]byte
-	links []link.Link
+	name string
+	put  []attachment
 }
 
-// podDevices returns the veth devices of the namespace that a host route to one
-// of the local pods leads to, by ifindex, and the node's own IPv6 addresses.
-func (b *Backend) podDevices() (map[int]netlink.Link, []netip.Addr, error) {
-	links, err := b.nl.LinkList()
-	if err != nil {
-		return nil, nil, fmt.Errorf("list devices: %w", err)
-	}
-	veths := map[int]netlink.Link{}
-	for _, l := range links {
-		name := l.Attrs().Name
-		if l.Type() == "veth" && name != UpcallStack && name != UpcallSocket && b.config.wants(name) {
-			veths[l.Attrs().Index] = l
-		}
-	}
-	found := map[int]netlink.Link{}
-	var own []netip.Addr
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		// Every table: policy routing puts pod routes elsewhere too.
-		routes, err := b.nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-		if err != nil {
-			return nil, nil, fmt.Errorf("list routes: %w", err)
-		}
-		for i := range routes {
-			a, ok := hostAddress(routes[i].Dst)
-			if !ok {
-				continue
-			}
-			switch routes[i].Type {
-			case unix.RTN_LOCAL:
-				if family == netlink.FAMILY_V6 {
-					own = append(own, a)
-				}
-			case unix.RTN_UNICAST:
-				if l := veths[routes[i].LinkIndex]; l != nil && b.locals[a] {
-					found[routes[i].LinkIndex] = l
-				}
-			}
-		}
-	}
-	return found, own, nil
-}
-
-// hostAddress returns the address of a /32 or /128.
-func hostAddress(n *net.IPNet) (netip.Addr, bool) {
-	if n == nil {
-		return netip.Addr{}, false
-	}
-	a, ok := netip.AddrFromSlice(n.IP)
-	ones, size := n.Mask.Size()
-	return a.Unmap(), ok && ones == size
-}
-
-// refresh makes the set of devices we are on what it should be. It runs on the
-// namespace thread. A device that fails does not keep the others from service.
-func (b *Backend) refresh() error {
-	found, own, err := b.podDevices()
-	if err != nil {
-		return err
-	}
+// close lets go of a device whose programs outlive us.
+func (d *device) close() error {
 	var errs []error
-	errs = append(errs, b.setNodeAddresses(own))
-	for index, d := range b.devices {
-		if found[index] == nil {
-			errs = append(errs, b.detach(index))
-			b.log.Info("pod device released", "device", d.name, "ifindex", index)
-		}
-	}
-	for index, l := range found {
-		if err := b.attach(index, l); err != nil {
-			errs = append(errs, fmt.Errorf("device %s: %w", l.Attrs().Name, err))
-		}
+	for _, a := range d.put {
+		errs = append(errs, a.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// attach puts our programs on a device, or follows a change of its address.
-func (b *Backend) attach(index int, l netlink.Link) error {
-	attrs := l.Attrs()
-	own := [6]byte(slices.Concat([]byte(attrs.HardwareAddr), make([]byte, 6))[:6])
-	if d := b.devices[index]; d != nil {
-		if d.own == own {
-			return nil
+// look reads the state of the namespace.
+func (b *Backend) look() (*scene, error) {
+	links, err := b.nl.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	s := &scene{links: map[int]netlink.Link{}, hosts: map[int][]netip.Addr{}, nets: map[int][]netip.Prefix{}}
+	for _, l := range links {
+		s.links[l.Attrs().Index] = l
+	}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		// Every table: policy routing puts pod routes elsewhere too.
+		routes, err := b.nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
 		}
-		d.own = own
-		return b.putDevice(index, own)
+		for i := range routes {
+			r := &routes[i]
+			to, ok := prefixOf(r.Dst)
+			if !ok { // a default route, as the library says it for IPv6
+				to = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+			}
+			a := to.Addr()
+			switch {
+			case r.Type == unix.RTN_LOCAL:
+				if family == netlink.FAMILY_V6 && to.IsSingleIP() {
+					s.own = append(s.own, a)
+				}
+			case r.Type != unix.RTN_UNICAST || a.IsLinkLocalUnicast() || a.IsMulticast():
+			case to.IsSingleIP():
+				s.hosts[r.LinkIndex] = append(s.hosts[r.LinkIndex], a)
+			default:
+				s.nets[r.LinkIndex] = append(s.nets[r.LinkIndex], to)
+			}
+		}
 	}
-	b.report(index, l)
-	if mtu := b.config.maxFrame() - etherHeader; attrs.MTU > mtu {
-		b.log.Warn("pod device has a larger MTU than an upcall can carry; larger packets of unknown flows are left to the later hook, or dropped if there is none",
-			"device", attrs.Name, "mtu", attrs.MTU, "limit", mtu, "strict", b.config.Strict)
+	return s, nil
+}
+
+// refresh makes the devices we are on, and what the guard knows, what they should
+// be. It runs on the namespace thread. A device that fails does not keep the
+// others from service.
+func (b *Backend) refresh() error {
+	errs := []error{b.hear()}
+	if b.stale || b.scene == nil {
+		s, err := b.look()
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		b.scene, b.stale = s, false
 	}
-	if err := b.putDevice(index, own); err != nil {
+	p := b.config.makePlan(b.scene, known{b.locals, b.cidrs}, b.askPeer, func(a flow.Addr) uint32 { return b.pods.known[a].Ifindex })
+	b.reportTwice(p.twice)
+	errs = append(errs, b.setNodeAddresses(b.scene.own), b.ranges.set(p.cidrs), b.ports.set(p.ports), b.pods.set(p.pods))
+	for index, d := range b.devices {
+		if _, ok := p.places[index]; !ok {
+			errs = append(errs, b.detach(index))
+			b.log.Info("device released", "device", d.name, "ifindex", index)
+		}
+	}
+	for index, pl := range p.places {
+		if err := b.attach(index, pl); err != nil {
+			errs = append(errs, fmt.Errorf("device %s: %w", pl.link.Attrs().Name, err))
+		}
+	}
+	for index := range b.behind {
+		if b.scene.links[index] == nil {
+			delete(b.behind, index)
+		}
+	}
+	if !b.swept {
+		errs = append(errs, b.sweepFilters(p.places))
+		b.swept = true
+	}
+	errs = append(errs, b.refreshUplinks(b.scene))
+	return errors.Join(errs...)
+}
+
+// askPeer returns the addresses at the other end of a port of a bridge. Once a
+// known pod is among them the answer is kept; pods do not change addresses.
+func (b *Backend) askPeer(l netlink.Link) []netip.Addr {
+	attrs := l.Attrs()
+	if slices.ContainsFunc(b.behind[attrs.Index], func(a netip.Addr) bool { return b.locals[a] }) {
+		return b.behind[attrs.Index]
+	}
+	if attrs.NetNsID < 0 || attrs.ParentIndex == 0 {
+		return nil
+	}
+	addrs, err := b.peers.addresses(attrs.NetNsID, attrs.ParentIndex)
+	if err != nil { // the pod ends at this moment, or its namespace is out of reach
+		b.log.Debug("addresses of the pod are not known", "device", attrs.Name, "error", err)
+		return nil
+	}
+	b.behind[attrs.Index] = addrs
+	return addrs
+}
+
+// reportTwice logs when the number of contested addresses changes.
+func (b *Backend) reportTwice(addrs []netip.Addr) {
+	if len(addrs) != b.twice && len(addrs) > 0 {
+		b.log.Warn("two devices claim a pod's address; the first one keeps it", "addresses", addrs)
+	}
+	b.twice = len(addrs)
+}
+
+// attachEarly puts the programs on a device that has just appeared, if it may be
+// a pod's. What it is in the end the next refresh tells.
+func (b *Backend) attachEarly(l netlink.Link) error {
+	if b.devices[l.Attrs().Index] != nil || !b.config.eligible(l) || !b.config.candidate(l, &known{cidrs: b.cidrs}, nil) {
+		return nil
+	}
+	return b.attach(l.Attrs().Index, place{link: l})
+}
+
+// attach puts our programs on a device, or follows what has changed about it. The
+// guard knows the device before the programs see its first packet.
+func (b *Backend) attach(index int, pl place) error {
+	if err := b.guards.put(uint32(index), pl.guard); err != nil || b.devices[index] != nil {
 		return err
 	}
-	d := &device{name: attrs.Name, own: own}
-	for _, side := range []struct {
-		prog *ebpf.Program
-		at   ebpf.AttachType
-	}{{b.objects.PodIngress, ebpf.AttachTCXIngress}, {b.objects.PodEgress, ebpf.AttachTCXEgress}} {
-		// First in line, so that the programs of others see every packet once:
-		// what goes up they see when it has come back.
-		ln, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: side.prog, Attach: side.at, Anchor: link.Head()})
+	attrs := pl.link.Attrs()
+	d := &device{name: attrs.Name}
+	if b.mode == AttachXDPGeneric {
+		a, err := putXDP(index, b.xdp.PodXdp, UplinkGeneric)
 		if err != nil {
-			for _, ln := range d.links {
-				ln.Close()
-			}
-			return errors.Join(err, b.objects.Devices.Delete(uint32(index)))
+			return errors.Join(err, b.guards.drop(uint32(index)))
 		}
-		d.links = append(d.links, ln)
+		d.put = []attachment{a}
+	} else {
+		b.report(index, pl.link)
+		if mtu := b.config.maxFrame() - etherHeader; attrs.MTU > mtu {
+			b.log.Warn("device has a larger MTU than an upcall can carry; larger packets of unknown flows are left to the later hook, or dropped if there is none",
+				"device", attrs.Name, "mtu", attrs.MTU, "limit", mtu, "strict", b.config.Strict)
+		}
+		if err := b.putDevice(index, [6]byte(slices.Concat([]byte(attrs.HardwareAddr), make([]byte, 6))[:6])); err != nil {
+			return err
+		}
+		for _, side := range []struct {
+			prog    *ebpf.Program
+			ingress bool
+		}{{b.objects.PodIngress, true}, {b.objects.PodEgress, false}} {
+			a, err := b.put(index, side.prog, side.ingress)
+			if err != nil {
+				for _, a := range d.put {
+					err = errors.Join(err, a.remove())
+				}
+				return errors.Join(err, b.guards.drop(uint32(index)), b.objects.Devices.Delete(uint32(index)))
+			}
+			d.put = append(d.put, a)
+		}
 	}
 	b.devices[index] = d
-	b.log.Info("pod device attached", "device", attrs.Name, "ifindex", index)
+	b.log.Info("device attached", "device", attrs.Name, "ifindex", index, "attach", b.mode,
+		"pod", pl.guard.Flags&guardPod != 0, "bridge", pl.guard.Bridge)
 	return nil
 }
 
-// putDevice writes the kernel side's entry and keeps the pod's address in it.
+// putDevice writes the kernel side's entry and keeps what that side wrote in it.
 func (b *Backend) putDevice(index int, own [6]byte) error {
 	var s deviceState
 	if err := b.objects.Devices.Lookup(uint32(index), &s); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -154,11 +205,14 @@ func (b *Backend) detach(index int) error {
 	d := b.devices[index]
 	delete(b.devices, index)
 	var errs []error
-	for _, ln := range d.links {
-		errs = append(errs, ln.Close())
+	for _, a := range d.put {
+		errs = append(errs, a.remove())
 	}
-	if err := b.objects.Devices.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		errs = append(errs, err)
+	errs = append(errs, b.guards.drop(uint32(index)))
+	if b.objects.Devices != nil {
+		if err := b.objects.Devices.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("release device %s: %w", d.name, err)
@@ -194,6 +248,10 @@ func (b *Backend) report(index int, l netlink.Link) {
 // setNodeAddresses tells the kernel side which addresses neighbour discovery may
 // go to.
 func (b *Backend) setNodeAddresses(own []netip.Addr) error {
+	b.host.set(own)
+	if b.objects.NodeAddresses == nil { // the programs that ask are not there
+		return nil
+	}
 	want := map[[16]byte]bool{}
 	for _, a := range own {
 		want[a.As16()] = true

@@ -12,7 +12,7 @@
 //	│       │                    ▲                              socket      │ Worker
 //	│       │     upcall_ingress │ source MAC restored, marks set           ▼
 //	│       │                    └══════ tw-uc1 ◄─────────── transmit ◄─ Driver.Apply
-//	│       │                    │                              both directions into
+//	│       │                    │                              the connection into
 //	│       │   back to the same │ device, same side            "flows" before that
 //	│       │   pod_egress  ┌────▼────┐
 //	│      ◄┼─── veth ◄─────┤ flows?  │◄── stack
@@ -38,9 +38,9 @@
 //
 // Alone (Strict), both directions of every pod device are judged here. What the
 // programs cannot parse is judged by userspace if it is one packet (options,
-// extension headers) and dropped if it is a fragment, carries a VLAN tag, or is
-// larger than an upcall. A strict backend that dies leaves the pods unfiltered,
-// because the kernel takes its programs off; a later hook does not.
+// extension headers) and dropped if it is a fragment or carries a VLAN tag. Of a
+// packet larger than an upcall (jumbo MTUs) the beginning is judged, and the sender
+// has to send it again: TCP does, and finds the flow accepted.
 //
 // # Why a pod cannot let itself in
 //
@@ -50,8 +50,8 @@
 //     alone, excuses one packet at one device, and ends there.
 //   - Nothing reaches the upcall pair but redirected packets: it has no address,
 //     no neighbours, no IPv6, and pods have no route to it. Both of its programs
-//     drop frames without our metadata; the nonce in it keeps frames of an
-//     earlier process out. It is no secret and need not be one.
+//     drop frames without our metadata; the nonce in it keeps out frames of a
+//     pair that was there before. It is no secret and need not be one.
 //   - A packet accepted under one destination and led to another one by DNAT needs
 //     a flow entry under its new name at the new destination's device: it bears
 //     the fast mark, which no entry of the other name can satisfy.
@@ -59,24 +59,88 @@
 //     will forward it. IPv4-mapped addresses in IPv6 headers, nested priority
 //     tags and other disguises count as unparsable.
 //
+// # Whose device it is
+//
+// Programs go onto a device when it appears, before anybody knows whose it is, and
+// bpf/guard.h sorts by address: a known pod's is judged, and only on the device
+// that is bound to it; one in the node's pod CIDRs that no known pod has is
+// dropped; any other, on a device that is not a pod's, is left alone. makePlan has
+// the rules by which devices are chosen and bound.
+//
+// A port of a bridge is a pod's device like any other, except that frames from
+// port to port meet no later hook: Packet.Final is set on them with and without
+// Strict, and the frame's source address is put back as it was.
+//
+// Where there is no tcx the same programs are filters of a clsact qdisc; where
+// there is neither, an XDP program (bpf/guard.c) sorts by address and leaves the
+// judging to the later hook. Uplinks may have one that drops early what "denied"
+// knows. Nobody else's program is ever replaced.
+//
+//   - The second look into the flow map is spared where the same CPU has just
+//     found the very same key for a packet from a pod, under the same generation
+//     of the policy, and the packet bears the fast mark: that is what the second
+//     look would say. DNAT makes another key, and any change of policy another
+//     generation.
+//   - An accepted flow is accepted for the pods that have its addresses. The
+//     device a packet of it comes from is checked once per flow and device, and
+//     noted in the flow's entry.
+//   - An upcall rate limit is per device for packets from pods, so that made-up
+//     source addresses neither evade it nor use up somebody else's.
+//
 // # Flows
 //
-// An entry says "accepted, under this generation of the policy". Update starts a
-// new generation, which costs the same for one flow and for a million: every
-// flow's next packet is judged again, and a denied live connection ends there. The
-// stale entry still tells which direction opened the connection (Packet.Reply).
+// A connection has one entry, whichever way its packets go: its key has the two
+// ends in a fixed order, and a bit of the entry says which of them opened it. The
+// entry says "accepted, by this generation of the policy". Update starts a new
+// generation and marks what the change is about: everything (the floor), or some
+// addresses, by their cells, of which there are 16384 (type epoch). A flow counts
+// if none of the three is newer than itself. So a change costs nothing per flow,
+// the flows it is not about never come up, and each of the others is judged again
+// by its next packet, in the direction the entry says the connection was opened
+// in (Packet.Reply); a denied live connection ends there.
+//
 // A TCP SYN is always judged. FIN and RST shorten an entry's life; idle ones
 // expire. When the map is full the kernel evicts flows that were not used lately,
 // whose next packet is judged again.
 //
+// Denials are remembered too, in a map apart, so that no flood of them evicts an
+// accepted flow: by direction, for Config.DenyTime, and not beyond the next change
+// of policy, whatever it is about. The engine asks for it where neither a record
+// nor a rejection is due, because packets dropped in the kernel cause neither.
+//
+// Config.UpcallRate bounds how many first packets one source brings up, because a
+// flood of distinct flows is all first packets: it keeps one flooder from filling
+// the ring that all share.
+//
+// # When no daemon runs
+//
+// With Config.PinPath the programs, the maps and the upcall pair outlive the
+// process, whatever ends it. Accepted flows go on. The daemon's signs of life are
+// in a variable the programs read; when they have stopped for Config.AliveTime, or
+// at once after Close, what would have been an upcall is left to the later hook.
+// Without one it is dropped or, with Config.FailOpen, passed. Until then a socket
+// that is gone drops it. The next process takes over: it uses the pair and the
+// maps (if their form is its own; otherwise it starts with empty ones), and gives
+// its programs to the links that are there, so that there is no moment without a
+// program on a device. Its first Update makes every flow come up once.
+//
+// Without PinPath the kernel takes the programs off when the process ends, and
+// everything passes.
+//
+// # Every packet counts once
+//
+// A packet at a pod's device takes exactly one of the counters before
+// COUNT_RETURNED in bpf/tierwall.h. Packets sent up arrive as COUNT_RECEIVED, or
+// were lost on the way (BackendStats.Overflow, COUNT_UNHEARD).
+//
 // # What it needs
 //
-// Linux 6.6 (tcx) or newer with AF_XDP and native XDP on veth, on amd64 (the socket
+// Linux 6.6 (tcx; older ones have clsact) with AF_XDP and native XDP on veth, on amd64 (the socket
 // library's rings have no memory barriers for others), and CAP_BPF, CAP_NET_ADMIN,
-// CAP_NET_RAW and CAP_SYS_ADMIN. Probe finds out by doing. Pods must be routed: a
-// device is a pod's if a /32 or /128 route to one of Table.Locals leads to it. Pods
-// behind a bridge, a macvlan or an SR-IOV function have no such device and are the
-// nfqueue backend's.
+// CAP_NET_RAW and CAP_SYS_ADMIN. Probe finds out by doing. Pods must
+// have a veth in the node's namespace, routed or on a bridge: those behind a
+// macvlan or an SR-IOV function are the nfqueue backend's. docs/compatibility.md
+// has the table.
 //
 // The programs are in bpf/; "go generate" rebuilds them with clang 14 or newer and
 // llvm-strip, and reads no header from outside this folder.

@@ -17,6 +17,9 @@ import (
 // recvWait is how long Recv sleeps before it returns empty-handed, in ms.
 const recvWait = 100
 
+// yields is how often Recv looks again after a batch before it sleeps.
+const yields = 8
+
 // errGone means the upcall pair was removed under us. It does not heal.
 var errGone = errors.New("afxdp: the upcall pair is gone; restart the backend")
 
@@ -31,16 +34,22 @@ type driver struct {
 	held [dataplane.BatchSize]xdp.Desc // the batch between Recv and Apply
 	n    int                           // of them
 	meta [dataplane.BatchSize]meta
-	tx   [dataplane.BatchSize]xdp.Desc
-	free [dataplane.BatchSize]xdp.Desc
-	poll [2]unix.PollFd
-	gone bool // the upcall pair was removed
+	// answered is a bit per ID: the buffer holds the answer to a dropped packet.
+	answered uint32
+	devices  *ebpf.Map
+	*hostSet // the backend's
+	tx       [dataplane.BatchSize]xdp.Desc
+	free     [dataplane.BatchSize]xdp.Desc
+	poll     [2]unix.PollFd
+	gone     bool // the upcall pair was removed
 
-	flows, later flowBatch
+	flows, later, denied flowBatch
 
-	generation *atomic.Uint32 // of the policy in force, as the kernel side knows it
-	forgotten  atomic.Uint64  // accepted packets whose flow could not be written
-	overflow   atomic.Uint64  // accepted packets the transmit ring had no room for
+	epoch     *epoch
+	patience  int           // how often Recv yields the CPU before it sleeps
+	beaten    uint64        // when the last sign of life was given
+	forgotten atomic.Uint64 // accepted packets whose flow could not be written
+	overflow  atomic.Uint64 // accepted packets the transmit ring or an upcall had no room for
 
 	mu       sync.Mutex // held for moments, twice per batch; Close is the only other user
 	wake     int        // eventfd
@@ -50,19 +59,23 @@ type driver struct {
 	lost     uint64        // socket.lost at release
 }
 
-var _ dataplane.Driver = (*driver)(nil)
+var (
+	_ dataplane.Rejecter   = (*driver)(nil)
+	_ dataplane.HostKnower = (*driver)(nil)
+)
 
-func newDriver(sock *socket, flows, later *ebpf.Map, generation *atomic.Uint32, nonce uint8, strict bool) (*driver, error) {
+func newDriver(sock *socket, o *objects, e *epoch, nonce uint8, strict bool) (*driver, error) {
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("create an eventfd: %w", err)
 	}
 	d := &driver{
-		sock: sock, nonce: nonce, final: strict, generation: generation,
+		sock: sock, nonce: nonce, devices: o.Devices, final: strict, epoch: e,
 		wake: wake, released: make(chan struct{}),
 	}
-	d.flows.init(flows)
-	d.later.init(later)
+	d.flows.init(o.Flows)
+	d.later.init(o.Later)
+	d.denied.init(o.Denied)
 	d.poll = [2]unix.PollFd{{Fd: int32(sock.xsk.FD()), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	return d, nil
 }
@@ -80,7 +93,7 @@ func (d *driver) Recv(b *dataplane.Batch) error {
 
 	// A worker that did not apply its last batch dropped it.
 	d.refill(d.held[:d.n])
-	d.n = 0
+	d.n, d.answered = 0, 0
 	err := d.receive(b)
 
 	d.mu.Lock()
@@ -98,6 +111,16 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		return err
 	}
 	xsk := d.sock.xsk
+	// Packets come in bursts: after one that was there, wait a moment for the
+	// next before going to sleep, which costs a wake-up and two switches. Whoever
+	// else wants the CPU has it meanwhile.
+	for range d.patience {
+		if xsk.NumReceived() > 0 {
+			break
+		}
+		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	}
+	d.patience = 0
 	if xsk.NumReceived() == 0 {
 		d.poll[0].Revents, d.poll[1].Revents = 0, 0
 		if _, err := unix.Poll(d.poll[:], recvWait); err != nil && err != unix.EINTR {
@@ -106,6 +129,7 @@ func (d *driver) receive(b *dataplane.Batch) error {
 	}
 	n := min(xsk.NumReceived(), dataplane.BatchSize)
 	if n == 0 {
+		d.beat(coarseNow())
 		return d.alive()
 	}
 	stray := d.free[:0]
@@ -119,12 +143,16 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		p := &b.Packets[b.N]
 		*p = dataplane.Packet{
 			Frame: frame, L2: true, ID: uint32(b.N), Device: m.Ifindex, Reply: m.Reply,
-			Final: d.final || m.Egress,
+			Final: d.final || m.Final,
+		}
+		if m.Cut {
+			p.Length = trueLength(frame)
 		}
 		d.held[b.N], d.meta[b.N] = desc, m
 		b.N++
 	}
 	d.n = b.N
+	d.patience = yields
 	d.refill(stray)
 	return nil
 }
@@ -139,6 +167,17 @@ func (d *driver) alive() error {
 		return errGone
 	}
 	return nil
+}
+
+// beatEvery is the time between two signs of life, in ns.
+const beatEvery = 50e6
+
+// beat gives the kernel side a sign of life.
+func (d *driver) beat(now uint64) {
+	if now-d.beaten >= beatEvery {
+		d.beaten = now
+		_ = d.epoch.shared.alive.Set(now) // a store to mapped memory
+	}
 }
 
 // Apply implements dataplane.Driver. A packet's Reply is read again: a worker
@@ -156,7 +195,7 @@ func (d *driver) Apply(b *dataplane.Batch) error {
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.n, d.busy = 0, false
+	d.n, d.answered, d.busy = 0, 0, false
 	if d.closed {
 		err = errors.Join(err, d.release())
 	}
@@ -168,8 +207,14 @@ func (d *driver) Apply(b *dataplane.Batch) error {
 func (d *driver) settle(b *dataplane.Batch) error {
 	tx, free := d.tx[:0], d.free[:0]
 	now := coarseNow()
-	generation := d.generation.Load()
-	d.flows.n, d.later.n = 0, 0
+	d.beat(now)
+	e := d.epoch
+	var err error
+	if e.addrs.crowded > maxCrowded {
+		err = e.restart()
+	}
+	s := flowState{Generation: e.generation.Load(), Last: now}
+	d.flows.n, d.later.n, d.denied.n = 0, 0, 0
 	sent := uint32(0) // bit per ID, so that a batch that lost packets leaks no buffer
 	for i := range b.Packets[:min(b.N, d.n)] {
 		p := &b.Packets[i]
@@ -181,16 +226,35 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		case p.Disposition == dataplane.PassPacket:
 			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), true)
 			if p.Remember && nameable(p) {
-				d.flows.add(makeFlowKey(&p.Headers.Key), generation, p.Reply, now)
-				reverse := p.Headers.Key.Reverse()
-				d.flows.add(makeFlowKey(&reverse), generation, !p.Reply, now)
+				k, back := makeFlowKey(&p.Headers.Key)
+				s.Cell = [2]uint16{e.addrs.add(&k.A), e.addrs.add(&k.B)}
+				s.Flags = 0
+				if back != p.Reply {
+					s.Flags = flowBack
+				}
+				d.flows.add(&k, &s)
 			}
-		case p.Disposition == dataplane.DeferPacket && !d.final && !m.Egress:
+		case p.Disposition == dataplane.DeferPacket && !d.final && !m.Final:
 			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), false)
 			if nameable(p) {
-				d.later.add(makeFlowKey(&p.Headers.Key), generation, p.Reply, now)
+				k, _ := makeFlowKey(&p.Headers.Key)
+				s.Cell, s.Flags = [2]uint16{}, 0
+				d.later.add(&k, &s)
 			}
+		case d.answered&(1<<p.ID) != 0: // dropped, and the answer is in its place
 		default: // DropPacket, or deferred with nobody to defer to
+			if p.Disposition == dataplane.DropPacket && p.Remember && nameable(p) {
+				k, back := makeFlowKey(&p.Headers.Key)
+				if back {
+					k.Back = 1
+				}
+				s.Cell, s.Flags = [2]uint16{}, 0
+				d.denied.add(&k, &s)
+			}
+			continue
+		}
+		if m.Cut { // judged, and its flow remembered; the rest of it is gone
+			d.overflow.Add(1)
 			continue
 		}
 		sent |= 1 << p.ID
@@ -204,17 +268,18 @@ func (d *driver) settle(b *dataplane.Batch) error {
 	if n, err := d.flows.write(); err != nil {
 		d.forgotten.Add(uint64(d.flows.n - n))
 	}
-	_, _ = d.later.write() // only saves upcalls
+	_, _ = d.later.write() // these two only save upcalls
+	_, _ = d.denied.write()
 	d.refill(free)
 	if len(tx) == 0 {
-		return nil
+		return err
 	}
-	n, err := d.sock.transmit(tx)
+	n, terr := d.sock.transmit(tx)
 	if n < len(tx) {
 		d.overflow.Add(uint64(len(tx) - n))
 		d.refill(tx[n:])
 	}
-	return errors.Join(err, d.sock.reclaim())
+	return errors.Join(err, terr, d.sock.reclaim())
 }
 
 // nameable reports whether the kernel side finds the packet's flow by its key.
@@ -285,11 +350,11 @@ func coarseNow() uint64 {
 type flowBatch struct {
 	m      *ebpf.Map
 	n      int
-	keys   [2 * dataplane.BatchSize]flowKey
-	values [2 * dataplane.BatchSize]flowState
+	keys   [dataplane.BatchSize]flowKey
+	values [dataplane.BatchSize]flowState
 	// The first i entries as BatchUpdate wants them. Converting a slice to an
 	// interface allocates; these were converted once.
-	keysOf, valuesOf [2*dataplane.BatchSize + 1]any
+	keysOf, valuesOf [dataplane.BatchSize + 1]any
 }
 
 func (f *flowBatch) init(m *ebpf.Map) {
@@ -299,12 +364,8 @@ func (f *flowBatch) init(m *ebpf.Map) {
 	}
 }
 
-func (f *flowBatch) add(k flowKey, generation uint32, reply bool, now uint64) {
-	v := flowState{Generation: generation, Last: now}
-	if reply {
-		v.Flags = flowReply
-	}
-	f.keys[f.n], f.values[f.n] = k, v
+func (f *flowBatch) add(k *flowKey, s *flowState) {
+	f.keys[f.n], f.values[f.n] = *k, *s
 	f.n++
 }
 

@@ -410,13 +410,26 @@ func TestOversizePackets(t *testing.T) {
 		if err := netlab.Exchange(known, make([]byte, 5000), nstest.Timeout); err != nil {
 			t.Errorf("strict %v: large packet of a known flow: %v", strict, err)
 		}
-		if _, err := dial(t, a.NS, "udp", s.Addr).Write(make([]byte, 5000)); err != nil {
+		large := dial(t, a.NS, "udp", s.Addr)
+		if _, err := large.Write(make([]byte, 5000)); err != nil {
 			t.Fatal(err)
 		}
 		if strict {
-			nstest.Eventually(t, "the packet is counted", func() bool { return r.counter(t, countDrop) == 1 })
+			// Its beginning is judged, and then the kernel knows the flow.
+			nstest.Eventually(t, "the packet is counted", func() bool { return r.backend.Stats().Overflow == 1 })
 			if n := s.Seen(); n != 2 {
 				t.Errorf("%d datagrams arrived, want 2", n)
+			}
+			if err := netlab.Exchange(large, make([]byte, 5000), nstest.Timeout); err != nil {
+				t.Errorf("large packet, sent again: %v", err)
+			}
+			// TCP sends again by itself, also after a change of policy.
+			stream := dial(t, a.NS, "tcp", nstest.Echo(t, b.NS, "tcp", b.Addr6, openPort).Addr)
+			for range 2 {
+				if err := transfer(stream, randomBytes(1<<20)); err != nil {
+					t.Errorf("transfer in large segments: %v", err)
+				}
+				r.update(t, a, b)
 			}
 			continue
 		}

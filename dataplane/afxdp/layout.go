@@ -9,36 +9,96 @@ import (
 // The structs below are the kernel programs' own (bpf/tierwall.h), byte for
 // byte: no field may be padded by the compiler, in either language.
 
-// flowKey is struct flow_key: addresses in network byte order, ports in the
-// machine's, which is little-endian on everything we build for.
+// flowKey is struct flow_key: the name of a connection, the same for both of its
+// directions. Addresses are in network byte order, ports in the machine's, which
+// is little-endian on everything we build for.
 type flowKey struct {
-	Src, Dst     flow.Addr
-	Sport, Dport uint16
+	A, B         flow.Addr
+	APort, BPort uint16
 	Proto        flow.Proto
-	Zero         [3]uint8
+	Back         uint8 // in map denied only
+	Zero         [2]uint8
 }
 
-func makeFlowKey(k *flow.Key) flowKey {
-	return flowKey{Src: k.Src, Dst: k.Dst, Sport: k.SrcPort, Dport: k.DstPort, Proto: k.Proto}
+// makeFlowKey names the connection of k. back says that k travels from the
+// name's B to its A.
+func makeFlowKey(k *flow.Key) (f flowKey, back bool) {
+	if back = fromB(k); back {
+		return flowKey{A: k.Dst, B: k.Src, APort: reversePort(k), BPort: requestPort(k), Proto: k.Proto}, true
+	}
+	return flowKey{A: k.Src, B: k.Dst, APort: k.SrcPort, BPort: k.DstPort, Proto: k.Proto}, false
+}
+
+// fromB orders the ends as the kernel side does: above in bpf/pod.c.
+func fromB(k *flow.Key) bool {
+	switch t := k.DstPort >> 8; k.Proto {
+	case flow.ICMP:
+		return t == flow.ICMPEchoReply
+	case flow.ICMPv6:
+		return t == flow.ICMPv6EchoReply
+	}
+	for i := 12; i >= 0; i -= 4 {
+		s, d := binary.LittleEndian.Uint32(k.Src[i:]), binary.LittleEndian.Uint32(k.Dst[i:])
+		if s != d {
+			return s > d
+		}
+	}
+	return k.SrcPort > k.DstPort
+}
+
+// reversePort and requestPort are the ports of the ends A and B of a key that
+// travels from B to A.
+func reversePort(k *flow.Key) uint16 {
+	if k.Proto == flow.ICMP || k.Proto == flow.ICMPv6 {
+		return k.SrcPort // the echo identifier
+	}
+	return k.DstPort
+}
+
+func requestPort(k *flow.Key) uint16 {
+	switch k.Proto {
+	case flow.ICMP:
+		return flow.ICMPEchoRequest<<8 | k.DstPort&0xff
+	case flow.ICMPv6:
+		return flow.ICMPv6EchoRequest<<8 | k.DstPort&0xff
+	}
+	return k.SrcPort
 }
 
 // flowState is struct flow.
 type flowState struct {
-	Generation uint32
+	Generation uint64
+	Last       uint64    // ns of CLOCK_MONOTONIC_COARSE
+	Ifindex    [2]uint32 // written by the kernel side
+	Cell       [2]uint16
 	Flags      uint32
-	Last       uint64 // ns of CLOCK_MONOTONIC_COARSE
 }
 
 // Bits of flowState.Flags.
 const (
-	flowReply   = 1 << iota // opposite to the direction the connection was opened in
+	flowBack    = 1 << iota // the connection was opened from B to A
 	flowClosing             // FIN or RST seen; set by the kernel side only
 )
 
+// numCells is CELLS.
+const numCells = 16384
+
+// cellOf sorts addresses into cells. Any function would do; this is FNV-1a with
+// its upper bits folded in.
+func cellOf(a *flow.Addr) uint16 {
+	h := uint64(14695981039346656037)
+	h = (h ^ binary.LittleEndian.Uint64(a[:])) * 1099511628211
+	h = (h ^ binary.LittleEndian.Uint64(a[8:])) * 1099511628211
+	h ^= h >> 32
+	return uint16((h ^ h>>14) % numCells)
+}
+
 // deviceState is struct device.
 type deviceState struct {
-	Own  [6]byte // MAC address of the device
+	Own  [6]byte // source MAC address of packets to the pod; kept up by the kernel side
 	Peer [6]byte // source MAC address the pod last used; written by the kernel side
+	Zero uint32
+	Due  uint64 // of the rate limit; written by the kernel side
 }
 
 // Indexes of the counters map: enum counter.
@@ -49,20 +109,30 @@ const (
 	countUnparsed
 	countDrop
 	countExempt
+	countDenied
+	countLimited
+	countAloneDrop
+	countAlonePass
+	countUnknown
+	countForged
+	countForeign
 	countReturned
 	countStray
 	countReceived
+	countUnheard
 	numCounters
 )
 
 // Bits of the first byte of a frame's source MAC address on the upcall pair.
 // Byte 1 is the nonce, bytes 2 to 5 are the ifindex in network byte order.
 const (
-	metaBase   = 0xa2
-	metaFixed  = 0xe3
+	metaBase   = 0x82
+	metaFixed  = 0x83
 	metaEgress = 0x04
 	metaReply  = 0x08
 	metaAccept = 0x10
+	metaCut    = 0x20
+	metaFinal  = 0x40
 )
 
 // Where the metadata is in a frame: its source MAC address.
@@ -73,6 +143,8 @@ type meta struct {
 	Ifindex int32
 	Egress  bool // captured on its way to the pod, not from it
 	Reply   bool
+	Final   bool // no later hook will see it
+	Cut     bool // only the first bytes: for judging, not for sending on
 }
 
 // readMeta decodes the metadata of a frame of the upcall pair. ok is false for a
@@ -84,7 +156,25 @@ func readMeta(frame []byte, nonce uint8) (m meta, ok bool) {
 	m.Ifindex = int32(binary.BigEndian.Uint32(frame[metaOffset+2 : metaEnd]))
 	m.Egress = frame[metaOffset]&metaEgress != 0
 	m.Reply = frame[metaOffset]&metaReply != 0
+	m.Cut = frame[metaOffset]&metaCut != 0
+	m.Final = m.Egress || frame[metaOffset]&metaFinal != 0
 	return m, m.Ifindex > 0
+}
+
+// trueLength is the length of the packet a cut frame begins with, by its IP
+// header, with the Ethernet header; 0 if it does not say.
+func trueLength(frame []byte) uint32 {
+	const ipv4Length, ipv6Length, ipv6Header = 16, 18, 40
+	if len(frame) < etherHeader+ipv6Header {
+		return 0
+	}
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case 0x0800:
+		return etherHeader + uint32(binary.BigEndian.Uint16(frame[ipv4Length:]))
+	case 0x86dd:
+		return etherHeader + ipv6Header + uint32(binary.BigEndian.Uint16(frame[ipv6Length:]))
+	}
+	return 0
 }
 
 // setAccept writes the verdict into a frame that goes back. A deferred frame

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf/btf"
 
@@ -24,9 +25,9 @@ func TestLayout(t *testing.T) {
 		size uint32
 		want []string
 	}{
-		{"flow_key", flowKey{}, spec.Maps["flows"].Key, spec.Maps["flows"].KeySize, []string{"src", "dst", "sport", "dport", "proto", "zero"}},
-		{"flow", flowState{}, spec.Maps["flows"].Value, spec.Maps["flows"].ValueSize, []string{"generation", "flags", "last"}},
-		{"device", deviceState{}, spec.Maps["devices"].Value, spec.Maps["devices"].ValueSize, []string{"own", "peer"}},
+		{"flow_key", flowKey{}, spec.Maps["flows"].Key, spec.Maps["flows"].KeySize, []string{"a", "b", "aport", "bport", "proto", "back", "zero"}},
+		{"flow", flowState{}, spec.Maps["flows"].Value, spec.Maps["flows"].ValueSize, []string{"generation", "last", "ifindex", "cell", "flags"}},
+		{"device", deviceState{}, spec.Maps["devices"].Value, spec.Maps["devices"].ValueSize, []string{"own", "peer", "zero", "due"}},
 	} {
 		s, ok := c.btf.(*btf.Struct)
 		if !ok || s.Name != c.name {
@@ -47,8 +48,13 @@ func TestLayout(t *testing.T) {
 			}
 		}
 	}
-	if a, b := spec.Maps["later"], spec.Maps["flows"]; a.KeySize != b.KeySize || a.ValueSize != b.ValueSize {
-		t.Error("maps later and flows differ in their types")
+	for _, name := range []string{"later", "denied"} {
+		if a, b := spec.Maps[name], spec.Maps["flows"]; a.KeySize != b.KeySize || a.ValueSize != b.ValueSize {
+			t.Errorf("maps %s and flows differ in their types", name)
+		}
+	}
+	if c := spec.Maps["cells"]; c.MaxEntries != numCells || c.ValueSize != 8 {
+		t.Errorf("%d cells of %d bytes in the object, %d in Go", c.MaxEntries, c.ValueSize, numCells)
 	}
 	if n := spec.Maps["counters"].MaxEntries; n != numCounters {
 		t.Errorf("%d counters in the object, %d in Go", n, numCounters)
@@ -61,15 +67,43 @@ func TestLayout(t *testing.T) {
 // The programs' keys follow package flow: see bpf/tierwall.h. What the kernel
 // makes of real packets is tested in TestKernelKeys.
 func TestFlowKey(t *testing.T) {
-	k := flow.MakeKey(flow.TCP, netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.0.0.2:80"))
-	got := makeFlowKey(&k)
+	client, server := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.0.0.2:80")
+	k := flow.MakeKey(flow.TCP, client, server)
+	got, back := makeFlowKey(&k)
 	want := flowKey{
-		Src:   [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1},
-		Dst:   [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 2},
-		Sport: 40000, Dport: 80, Proto: 6,
+		A:     [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1},
+		B:     [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 2},
+		APort: 40000, BPort: 80, Proto: 6,
 	}
-	if got != want {
-		t.Errorf("got %+v, want %+v", got, want)
+	if got != want || back {
+		t.Errorf("got %+v, back %v, want %+v", got, back, want)
+	}
+	// A key and its reverse have one name, and are its two directions; a ping in
+	// one direction and one in the other have two.
+	one, six := netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::ff00:0:0:2")
+	for _, k := range []flow.Key{
+		k, k.Reverse(),
+		flow.MakeKey(flow.UDP, server, client),
+		flow.MakeKey(flow.UDP, client, netip.AddrPortFrom(client.Addr(), 53)),
+		flow.MakeKey(50, netip.AddrPortFrom(one, 0), netip.AddrPortFrom(six, 0)),
+		flow.MakeKey(flow.TCP, netip.AddrPortFrom(six, 1), netip.AddrPortFrom(one, 2)),
+		flow.MakeKey(flow.ICMP, netip.AddrPortFrom(client.Addr(), 7), netip.AddrPortFrom(server.Addr(), 8<<8)),
+		flow.MakeKey(flow.ICMP, netip.AddrPortFrom(server.Addr(), 7), netip.AddrPortFrom(client.Addr(), 8<<8)),
+		flow.MakeKey(flow.ICMPv6, netip.AddrPortFrom(six, 7), netip.AddrPortFrom(one, 129<<8)),
+	} {
+		r := k.Reverse()
+		kf, kb := makeFlowKey(&k)
+		rf, rb := makeFlowKey(&r)
+		if kf != rf || kb == rb {
+			t.Errorf("%v is %+v, back %v; its reverse is %+v, back %v", k, kf, kb, rf, rb)
+		}
+	}
+	ping := flow.MakeKey(flow.ICMP, netip.AddrPortFrom(client.Addr(), 7), netip.AddrPortFrom(server.Addr(), 8<<8))
+	pong := flow.MakeKey(flow.ICMP, netip.AddrPortFrom(server.Addr(), 7), netip.AddrPortFrom(client.Addr(), 8<<8))
+	a, _ := makeFlowKey(&ping)
+	b, _ := makeFlowKey(&pong)
+	if a == b {
+		t.Errorf("a ping and one in the opposite direction are both %+v", a)
 	}
 }
 
@@ -87,17 +121,18 @@ func TestMeta(t *testing.T) {
 		want  meta
 		ok    bool
 	}{
-		{"from a pod", frame(0xa2, nonce, 0, 0, 0, 7), meta{Ifindex: 7}, true},
-		{"to a pod", frame(0xa6, nonce, 0, 0, 1, 0), meta{Ifindex: 256, Egress: true}, true},
-		{"reply", frame(0xaa, nonce, 0x7f, 0xff, 0xff, 0xff), meta{Ifindex: 1<<31 - 1, Reply: true}, true},
-		{"everything", frame(0xbe, nonce, 1, 2, 3, 4), meta{Ifindex: 0x01020304, Egress: true, Reply: true}, true},
-		{"another nonce", frame(0xa2, nonce+1, 0, 0, 0, 7), meta{}, false},
-		{"no magic", frame(0x22, nonce, 0, 0, 0, 7), meta{}, false},
-		{"multicast source", frame(0xa3, nonce, 0, 0, 0, 7), meta{}, false},
-		{"global source", frame(0xa0, nonce, 0, 0, 0, 7), meta{}, false},
-		{"no device", frame(0xa2, nonce, 0, 0, 0, 0), meta{}, false},
-		{"negative device", frame(0xa2, nonce, 0x80, 0, 0, 1), meta{}, false},
-		{"too short", frame(0xa2, nonce, 0, 0, 0, 7)[:11], meta{}, false},
+		{"from a pod", frame(0x82, nonce, 0, 0, 0, 7), meta{Ifindex: 7}, true},
+		{"to a pod", frame(0x86, nonce, 0, 0, 1, 0), meta{Ifindex: 256, Egress: true, Final: true}, true},
+		{"bridged", frame(0xc2, nonce, 0, 0, 0, 7), meta{Ifindex: 7, Final: true}, true},
+		{"reply", frame(0x8a, nonce, 0x7f, 0xff, 0xff, 0xff), meta{Ifindex: 1<<31 - 1, Reply: true}, true},
+		{"everything", frame(0xfe, nonce, 1, 2, 3, 4), meta{Ifindex: 0x01020304, Egress: true, Reply: true, Final: true, Cut: true}, true},
+		{"another nonce", frame(0x82, nonce+1, 0, 0, 0, 7), meta{}, false},
+		{"no magic", frame(0x02, nonce, 0, 0, 0, 7), meta{}, false},
+		{"multicast source", frame(0x83, nonce, 0, 0, 0, 7), meta{}, false},
+		{"global source", frame(0x80, nonce, 0, 0, 0, 7), meta{}, false},
+		{"no device", frame(0x82, nonce, 0, 0, 0, 0), meta{}, false},
+		{"negative device", frame(0x82, nonce, 0x80, 0, 0, 1), meta{}, false},
+		{"too short", frame(0x82, nonce, 0, 0, 0, 7)[:11], meta{}, false},
 		{"empty", nil, meta{}, false},
 	} {
 		m, ok := readMeta(c.frame, nonce)
@@ -164,7 +199,9 @@ func TestConfig(t *testing.T) {
 		"frame size":     {FrameSize: 3000},
 		"ring":           {Ring: 100},
 		"small ring":     {Ring: 32},
-		"flow entries":   {FlowEntries: 1},
+		"flow entries":   {FlowEntries: -1},
+		"alive time":     {AliveTime: 100 * time.Millisecond},
+		"upcall burst":   {UpcallBurst: -1},
 		"idle time":      {Timeouts: Timeouts{UDP: -1}},
 		"one mark twice": {Marks: Marks{Accept: 1, Fast: 2, Return: 2}},
 		"two bits":       {Marks: Marks{Accept: 3, Fast: 4, Return: 8}},

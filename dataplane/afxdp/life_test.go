@@ -72,7 +72,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		if err := r.backend.Close(); err != nil {
 			t.Errorf("second Close: %v", err)
 		}
-		if err := r.backend.update(nil); err == nil {
+		if err := r.backend.update(nil, dataplane.Change{}); err == nil {
 			t.Error("Update after Close succeeded")
 		}
 		if n := programs(t, node.NS, a.HostDevice); n != 0 {
@@ -224,9 +224,9 @@ func TestOtherProgramsStay(t *testing.T) {
 	for range 5 {
 		exchange(t, c)
 	}
-	// It knows no device, so it leaves alone what it sees, and counts it.
+	// It has no daemon, so it leaves alone what it sees, and counts it.
 	var perCPU []uint64
-	if err := other.Maps["counters"].Lookup(uint32(countUnparsed), &perCPU); err != nil {
+	if err := other.Maps["counters"].Lookup(uint32(countAlonePass), &perCPU); err != nil {
 		t.Fatal(err)
 	}
 	var n uint64
@@ -237,6 +237,8 @@ func TestOtherProgramsStay(t *testing.T) {
 		t.Errorf("the other program saw %d of 5 packets", n)
 	}
 }
+
+func cleanup() error { return Cleanup("") }
 
 // A pair left by a killed run is replaced; a pair in use is not touched.
 func TestCleanup(t *testing.T) {
@@ -253,17 +255,17 @@ func TestCleanup(t *testing.T) {
 		}
 	}
 	leave(upcallAlias)
-	if err := node.NS.Do(Cleanup); err != nil {
+	if err := node.NS.Do(cleanup); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := node.NS.Link(UpcallStack); err == nil {
 		t.Error("the pair is still there")
 	}
-	if err := node.NS.Do(Cleanup); err != nil {
+	if err := node.NS.Do(cleanup); err != nil {
 		t.Errorf("with nothing to do: %v", err)
 	}
 	leave("somebody else's")
-	if err := node.NS.Do(Cleanup); err == nil {
+	if err := node.NS.Do(cleanup); err == nil {
 		t.Error("a device that is not ours was removed")
 	}
 	if err := node.NS.Do(func() error { _, err := New(Config{}); return err }); err == nil {
@@ -279,7 +281,7 @@ func TestCleanup(t *testing.T) {
 	leave(upcallAlias)
 	r := startRig(t, node, Config{}) // replaces it
 	for name, f := range map[string]func() error{
-		"Cleanup": Cleanup,
+		"Cleanup": cleanup,
 		"New":     func() error { _, err := New(Config{}); return err },
 	} {
 		if err := node.NS.Do(f); err == nil || !strings.Contains(err.Error(), "another tierwall daemon") {

@@ -57,6 +57,8 @@ func newKernel(t testing.TB, strict bool) *kernel {
 	set("mark_accept", DefaultMarks.Accept)
 	set("mark_fast", DefaultMarks.Fast)
 	set("mark_return", DefaultMarks.Return)
+	set("alive_time", uint64(1<<62))
+	set("deny_time", uint64(1e9))
 	for _, name := range []string{"idle_tcp", "idle_closing", "idle_udp", "idle_sctp", "idle_icmp", "idle_other"} {
 		set(name, uint64(1e9))
 	}
@@ -81,6 +83,10 @@ const (
 	asked    = "asked"    // sent up
 	deferred = "deferred" // left to the later hook by its flow
 	dropped  = "dropped"
+	denied   = "denied"  // dropped: userspace said so a moment ago
+	limited  = "limited" // dropped: too many upcalls
+	alone    = "alone"   // dropped: no daemon
+	left     = "left"    // passed: no daemon
 )
 
 // run sends a packet through a program and returns what became of it, the mark
@@ -98,6 +104,7 @@ func (k *kernel) run(program string, frame []byte, mark uint32) (fate string, ma
 	fates := map[int]string{
 		countHit: passed, countUpcall: asked, countLater: deferred, countUnparsed: unparsed,
 		countDrop: dropped, countExempt: exempt,
+		countDenied: denied, countLimited: limited, countAloneDrop: alone, countAlonePass: left,
 	}
 	n := 0
 	for i := range after {
@@ -110,7 +117,7 @@ func (k *kernel) run(program string, frame []byte, mark uint32) (fate string, ma
 		k.t.Errorf("%d counters changed, want one: every packet has one fate", n)
 	}
 	const next, drop, redirect = 0xffffffff, 2, 7
-	want := map[string]uint32{passed: next, exempt: next, unparsed: next, deferred: next, asked: redirect, dropped: drop}[fate]
+	want := map[string]uint32{passed: next, exempt: next, unparsed: next, deferred: next, asked: redirect, dropped: drop, denied: drop, limited: drop, alone: drop, left: next}[fate]
 	if ret != want {
 		k.t.Errorf("packet that was %s: program returned %d", fate, int32(ret))
 	}
@@ -268,7 +275,8 @@ func TestKernelKeys(t *testing.T) {
 				problem := packet.ParseEthernet(c.frame, &h)
 				if !c.key {
 					if problem == packet.OK && h.Key.Valid() {
-						k.put("flows", makeFlowKey(&h.Key), flowState{Generation: 1, Last: coarseNow()})
+						name, _ := makeFlowKey(&h.Key)
+						k.put("flows", name, flowState{Generation: 1, Last: coarseNow()})
 						if fate, _, _ := k.run("pod_ingress", c.frame, 0); fate == passed {
 							t.Error("passed by a flow that it may not be part of")
 						}
@@ -278,35 +286,99 @@ func TestKernelKeys(t *testing.T) {
 				if problem != packet.OK {
 					t.Fatalf("the Go parser says %v", problem)
 				}
-				k.put("flows", makeFlowKey(&h.Key), flowState{Generation: 1, Last: coarseNow()})
+				reverse := h.Key.Reverse()
+				name, back := makeFlowKey(&h.Key)
+				opened := map[bool]uint32{back: 0, !back: flowBack}[true] // against this packet
+				if r, _ := makeFlowKey(&reverse); r != name {
+					t.Fatalf("the reverse has another name: %+v, %+v", r, name)
+				}
+				k.put("flows", name, flowState{Generation: 1, Last: coarseNow()})
 				if fate, mark, _ := k.run("pod_ingress", c.frame, 0x8000); fate != passed || mark != 0x8000|DefaultMarks.Accept|DefaultMarks.Fast {
 					t.Errorf("with its flow: %s with mark %#x, want it passed and marked", fate, mark)
 				}
-				reverse := h.Key.Reverse()
-				if r := reverse.Reverse(); r != h.Key {
-					t.Fatalf("reverse of the reverse: %v", r)
+				// What was accepted a moment ago is not looked up again, while
+				// the policy is the same.
+				k.c.Maps["flows"].Delete(&name)
+				if fate, _, _ := k.run("pod_egress", c.frame, DefaultMarks.Fast); fate != passed {
+					t.Errorf("towards the pod, accepted a moment ago: %s", fate)
 				}
-				// Another generation, expired, or coming to the pod.
-				k.put("flows", makeFlowKey(&h.Key), flowState{Generation: 2, Last: coarseNow(), Flags: flowReply})
-				fate, _, out = k.run("pod_ingress", c.frame, 0)
-				if m, _ := readMeta(out, 0); fate != asked || !m.Reply {
-					t.Errorf("with a flow of another generation: %s with %+v, want it asked as a reply", fate, m)
+				if fate, _, _ := k.run("pod_egress", c.frame, 0); fate == passed {
+					t.Error("passed towards the pod without the mark and without a flow")
 				}
-				k.put("flows", makeFlowKey(&h.Key), flowState{Generation: 1, Last: coarseNow() - 2e9, Flags: flowReply})
+				k.set("generation", 2)
+				if fate, _, _ := k.run("pod_egress", c.frame, DefaultMarks.Fast); fate != asked {
+					t.Errorf("towards the pod, accepted before a change of policy: %s", fate)
+				}
+				k.set("generation", 1)
+				k.forgetLast()
+				k.c.Maps["later"].Delete(&name)
+				// A change was about everything, or about one end; expired.
+				stale := flowState{Generation: 1, Last: coarseNow(), Cell: [2]uint16{7, 8}, Flags: opened}
+				k.put("flows", name, stale)
+				for _, about := range []struct {
+					name     string
+					do, undo func()
+				}{
+					{"everything", func() { k.set("valid_from", 2) }, func() { k.set("valid_from", 1) }},
+					{"one end", func() { k.change(7, 2) }, func() { k.change(7, 0) }},
+					{"the other end", func() { k.change(8, 2) }, func() { k.change(8, 0) }},
+				} {
+					k.set("generation", 2)
+					k.put("flows", name, stale)
+					about.do()
+					fate, _, out = k.run("pod_ingress", c.frame, 0)
+					if m, _ := readMeta(out, 0); fate != asked || !m.Reply {
+						t.Errorf("after a change about %s: %s with %+v, want it asked as a reply", about.name, fate, m)
+					}
+					about.undo()
+				}
+				k.put("flows", name, stale)
+				k.change(9, 2)
+				if fate, _, _ = k.run("pod_ingress", c.frame, 0); fate != passed {
+					t.Errorf("after a change about somebody else: %s", fate)
+				}
+				var now flowState
+				if err := k.c.Maps["flows"].Lookup(&name, &now); err != nil || now.Generation != 2 {
+					t.Errorf("the flow is known to be judged by generation %d, %v, want 2", now.Generation, err)
+				}
+				k.set("generation", 1)
+				k.forgetLast()
+				stale.Last -= 2e9
+				k.put("flows", name, stale)
 				fate, _, out = k.run("pod_ingress", c.frame, 0)
 				if m, _ := readMeta(out, 0); fate != asked || m.Reply {
 					t.Errorf("with an expired flow: %s with %+v, want it asked as a new one", fate, m)
 				}
-				k.c.Maps["flows"].Delete(ptr(makeFlowKey(&h.Key)))
+				k.c.Maps["flows"].Delete(&name)
+				// Denied: in this direction, by this policy, for a moment.
+				no := name
+				no.Back = map[bool]uint8{true: 1}[back]
+				k.put("denied", no, flowState{Generation: 1, Last: coarseNow()})
+				if fate, _, _ := k.run("pod_ingress", c.frame, 0); fate != denied {
+					t.Errorf("denied a moment ago: %s", fate)
+				}
+				for _, s := range []flowState{{Generation: 0, Last: coarseNow()}, {Generation: 1, Last: coarseNow() - 2e9}} {
+					k.put("denied", no, s)
+					if fate, _, _ := k.run("pod_ingress", c.frame, 0); fate != asked {
+						t.Errorf("denied long ago or by another policy, %+v: %s", s, fate)
+					}
+				}
+				no.Back ^= 1
+				k.put("denied", no, flowState{Generation: 1, Last: coarseNow()})
+				if fate, _, _ := k.run("pod_ingress", c.frame, 0); fate != asked {
+					t.Errorf("denied in the other direction: %s", fate)
+				}
+				k.c.Maps["denied"].Delete(&no)
 				if k == strict {
 					continue
 				}
 				if fate, _, _ := k.run("pod_egress", c.frame, 0); fate != deferred {
 					t.Errorf("towards the pod, judged by the later hook: %s", fate)
 				}
-				if err := k.c.Maps["later"].Lookup(ptr(makeFlowKey(&reverse)), &flowState{}); err != nil {
+				if err := k.c.Maps["later"].Lookup(&name, &flowState{}); err != nil {
 					t.Errorf("its answer is not known to be the later hook's: %v", err)
 				}
+				k.c.Maps["later"].Delete(&name)
 				if fate, _, out := k.run("pod_egress", c.frame, DefaultMarks.Fast); fate != asked {
 					t.Errorf("towards the pod, accepted under another name: %s", fate)
 				} else if m, ok := readMeta(out, 0); !ok || !m.Egress {
@@ -317,7 +389,25 @@ func TestKernelKeys(t *testing.T) {
 	}
 }
 
-func ptr[T any](v T) *T { return &v }
+func (k *kernel) set(name string, v uint64) {
+	if err := k.c.Variables[name].Set(v); err != nil {
+		k.t.Fatal(name, err)
+	}
+}
+
+func (k *kernel) change(cell uint32, generation uint64) {
+	if err := k.c.Maps["cells"].Put(cell, generation); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// forgetLast clears what each CPU accepted last.
+func (k *kernel) forgetLast() {
+	last := k.c.Maps["last"]
+	if err := last.Put(uint32(0), make([][48]byte, ebpf.MustPossibleCPU())); err != nil {
+		k.t.Fatal(err)
+	}
+}
 
 // Random changes to packets: whatever passes by a flow is a packet the Go parser
 // gives the same key, so that no two readings of one packet disagree.
@@ -338,7 +428,7 @@ func TestKernelAgreesWithParser(t *testing.T) {
 		}
 		var h packet.Headers
 		problem := packet.ParseEthernet(frame, &h)
-		key := makeFlowKey(&h.Key)
+		key, _ := makeFlowKey(&h.Key)
 		k.put("flows", key, flowState{Generation: 1, Last: coarseNow()})
 		fate, _, _ := k.run("pod_ingress", frame, 0)
 		k.c.Maps["flows"].Delete(&key)

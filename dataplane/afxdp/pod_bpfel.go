@@ -16,16 +16,28 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	podMapBridgePorts    = "bridge_ports"
+	podMapCells          = "cells"
 	podMapCounters       = "counters"
+	podMapDenied         = "denied"
 	podMapDevices        = "devices"
 	podMapFlows          = "flows"
+	podMapGuards         = "guards"
+	podMapLast           = "last"
 	podMapLater          = "later"
+	podMapLocalPods      = "local_pods"
 	podMapNodeAddresses  = "node_addresses"
+	podMapPodCidrs       = "pod_cidrs"
 	podMapSockets        = "sockets"
+	podMapSources        = "sources"
 	podProgPodEgress     = "pod_egress"
 	podProgPodIngress    = "pod_ingress"
 	podProgUpcallIngress = "upcall_ingress"
 	podProgUpcallXdp     = "upcall_xdp"
+	podVarAlive          = "alive"
+	podVarAliveTime      = "alive_time"
+	podVarAntiSpoofing   = "anti_spoofing"
+	podVarDenyTime       = "deny_time"
 	podVarGeneration     = "generation"
 	podVarIdleClosing    = "idle_closing"
 	podVarIdleIcmp       = "idle_icmp"
@@ -38,8 +50,13 @@ const (
 	podVarMarkReturn     = "mark_return"
 	podVarMaxFrame       = "max_frame"
 	podVarNonce          = "nonce"
+	podVarOpen           = "open"
+	podVarPassUnknown    = "pass_unknown"
 	podVarStrict         = "strict"
+	podVarUpcallCost     = "upcall_cost"
+	podVarUpcallCredit   = "upcall_credit"
 	podVarUpcallIfindex  = "upcall_ifindex"
+	podVarValidFrom      = "valid_from"
 )
 
 // loadPod returns the embedded CollectionSpec for pod.
@@ -94,18 +111,30 @@ type podProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type podMapSpecs struct {
+	BridgePorts   *ebpf.MapSpec `ebpf:"bridge_ports"`
+	Cells         *ebpf.MapSpec `ebpf:"cells"`
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	Denied        *ebpf.MapSpec `ebpf:"denied"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	Guards        *ebpf.MapSpec `ebpf:"guards"`
+	Last          *ebpf.MapSpec `ebpf:"last"`
 	Later         *ebpf.MapSpec `ebpf:"later"`
+	LocalPods     *ebpf.MapSpec `ebpf:"local_pods"`
 	NodeAddresses *ebpf.MapSpec `ebpf:"node_addresses"`
+	PodCidrs      *ebpf.MapSpec `ebpf:"pod_cidrs"`
 	Sockets       *ebpf.MapSpec `ebpf:"sockets"`
+	Sources       *ebpf.MapSpec `ebpf:"sources"`
 }
 
 // podVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type podVariableSpecs struct {
+	Alive         *ebpf.VariableSpec `ebpf:"alive"`
+	AliveTime     *ebpf.VariableSpec `ebpf:"alive_time"`
+	AntiSpoofing  *ebpf.VariableSpec `ebpf:"anti_spoofing"`
+	DenyTime      *ebpf.VariableSpec `ebpf:"deny_time"`
 	Generation    *ebpf.VariableSpec `ebpf:"generation"`
 	IdleClosing   *ebpf.VariableSpec `ebpf:"idle_closing"`
 	IdleIcmp      *ebpf.VariableSpec `ebpf:"idle_icmp"`
@@ -118,8 +147,13 @@ type podVariableSpecs struct {
 	MarkReturn    *ebpf.VariableSpec `ebpf:"mark_return"`
 	MaxFrame      *ebpf.VariableSpec `ebpf:"max_frame"`
 	Nonce         *ebpf.VariableSpec `ebpf:"nonce"`
+	Open          *ebpf.VariableSpec `ebpf:"open"`
+	PassUnknown   *ebpf.VariableSpec `ebpf:"pass_unknown"`
 	Strict        *ebpf.VariableSpec `ebpf:"strict"`
+	UpcallCost    *ebpf.VariableSpec `ebpf:"upcall_cost"`
+	UpcallCredit  *ebpf.VariableSpec `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.VariableSpec `ebpf:"upcall_ifindex"`
+	ValidFrom     *ebpf.VariableSpec `ebpf:"valid_from"`
 }
 
 // podObjects contains all objects after they have been loaded into the kernel.
@@ -142,22 +176,38 @@ func (o *podObjects) Close() error {
 //
 // It can be passed to loadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type podMaps struct {
+	BridgePorts   *ebpf.Map `ebpf:"bridge_ports"`
+	Cells         *ebpf.Map `ebpf:"cells"`
 	Counters      *ebpf.Map `ebpf:"counters"`
+	Denied        *ebpf.Map `ebpf:"denied"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	Flows         *ebpf.Map `ebpf:"flows"`
+	Guards        *ebpf.Map `ebpf:"guards"`
+	Last          *ebpf.Map `ebpf:"last"`
 	Later         *ebpf.Map `ebpf:"later"`
+	LocalPods     *ebpf.Map `ebpf:"local_pods"`
 	NodeAddresses *ebpf.Map `ebpf:"node_addresses"`
+	PodCidrs      *ebpf.Map `ebpf:"pod_cidrs"`
 	Sockets       *ebpf.Map `ebpf:"sockets"`
+	Sources       *ebpf.Map `ebpf:"sources"`
 }
 
 func (m *podMaps) Close() error {
 	return _PodClose(
+		m.BridgePorts,
+		m.Cells,
 		m.Counters,
+		m.Denied,
 		m.Devices,
 		m.Flows,
+		m.Guards,
+		m.Last,
 		m.Later,
+		m.LocalPods,
 		m.NodeAddresses,
+		m.PodCidrs,
 		m.Sockets,
+		m.Sources,
 	)
 }
 
@@ -165,6 +215,10 @@ func (m *podMaps) Close() error {
 //
 // It can be passed to loadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type podVariables struct {
+	Alive         *ebpf.Variable `ebpf:"alive"`
+	AliveTime     *ebpf.Variable `ebpf:"alive_time"`
+	AntiSpoofing  *ebpf.Variable `ebpf:"anti_spoofing"`
+	DenyTime      *ebpf.Variable `ebpf:"deny_time"`
 	Generation    *ebpf.Variable `ebpf:"generation"`
 	IdleClosing   *ebpf.Variable `ebpf:"idle_closing"`
 	IdleIcmp      *ebpf.Variable `ebpf:"idle_icmp"`
@@ -177,8 +231,13 @@ type podVariables struct {
 	MarkReturn    *ebpf.Variable `ebpf:"mark_return"`
 	MaxFrame      *ebpf.Variable `ebpf:"max_frame"`
 	Nonce         *ebpf.Variable `ebpf:"nonce"`
+	Open          *ebpf.Variable `ebpf:"open"`
+	PassUnknown   *ebpf.Variable `ebpf:"pass_unknown"`
 	Strict        *ebpf.Variable `ebpf:"strict"`
+	UpcallCost    *ebpf.Variable `ebpf:"upcall_cost"`
+	UpcallCredit  *ebpf.Variable `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.Variable `ebpf:"upcall_ifindex"`
+	ValidFrom     *ebpf.Variable `ebpf:"valid_from"`
 }
 
 // podPrograms contains all programs after they have been loaded into the kernel.

@@ -10,19 +10,22 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/dataplane"
 )
 
 // Probe reports whether the backend can run here: nil, or an error whose first
 // sentence names the piece that is missing. It does everything for real, with a
 // small ring, in a network namespace of its own that ends with the call: the
 // programs are loaded, go onto veth devices by tcx and native XDP, and a socket
-// is bound.
+// is bound. A process that may not make a namespace (CAP_SYS_ADMIN) learns
+// nothing from it and gets nil: New finds out.
 func Probe() error {
 	if err := supportedMachine(); err != nil {
 		return err
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("the AF_XDP backend needs root, or CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN")
+		return errors.New("the AF_XDP backend needs root with CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN and CAP_NET_RAW")
 	}
 	errs := make(chan error, 1)
 	go func() { errs <- probeAside() }()
@@ -46,6 +49,11 @@ func probeAside() error {
 	defer home.Close()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
+		if errors.Is(err, unix.EPERM) {
+			// A daemon without CAP_SYS_ADMIN cannot have a namespace to try things
+			// in. What is missing shows when the backend opens and attaches.
+			return nil
+		}
 		return fmt.Errorf("create a network namespace to probe in: %w", err)
 	}
 	err = probeHere()
@@ -78,7 +86,7 @@ func probeHere() (err error) {
 	if err != nil {
 		return err
 	}
-	if err := b.update([]netip.Addr{pod}); err != nil {
+	if err := b.update([]netip.Addr{pod}, dataplane.Change{}); err != nil {
 		return err
 	}
 	attached := 0

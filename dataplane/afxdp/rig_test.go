@@ -35,6 +35,7 @@ type rig struct {
 	mu     sync.Mutex
 	decide func(k flow.Key, p *dataplane.Packet) dataplane.Disposition
 	forget bool // do not ask the kernel to remember
+	quiet  bool // let the kernel remember denials
 	seen   []seen
 	done   chan struct{}
 	err    error
@@ -94,14 +95,14 @@ func (r *rig) work() {
 		r.mu.Lock()
 		for i := range b.Packets[:b.N] {
 			p := &b.Packets[i]
-			p.Problem = packet.ParseEthernet(p.Frame, &p.Headers)
+			p.Problem = packet.ParseEthernetSnap(p.Frame, max(len(p.Frame), int(p.Length)), &p.Headers)
 			k := p.Headers.Key
 			if p.Reply {
 				k = k.Reverse()
 			}
 			if p.Problem == packet.OK {
 				p.Disposition = r.decide(k, p)
-				p.Remember = !r.forget && p.Disposition == dataplane.PassPacket
+				p.Remember = !r.forget && p.Disposition == dataplane.PassPacket || r.quiet && p.Disposition == dataplane.DropPacket
 			}
 			if len(r.seen) < 1<<16 {
 				r.seen = append(r.seen, seen{p.Headers.Key, p.Problem, p.Reply, p.Final})
@@ -129,7 +130,7 @@ func (r *rig) update(t testing.TB, pods ...*netlab.Pod) {
 	for _, p := range pods {
 		locals = append(locals, p.Addr4, p.Addr6)
 	}
-	if err := r.backend.update(locals); err != nil {
+	if err := r.backend.update(locals, dataplane.Change{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -3,6 +3,7 @@ package afxdp
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -30,13 +31,14 @@ const addrGenNone = 1
 // address and no neighbours; nothing but our programs sends into it.
 type upcallPair struct {
 	nl            *netlink.Handle
+	pins          pins
 	stack, socket netlink.Link
-	links         []link.Link
+	links         []io.Closer
+	adopted       bool // from an earlier process
 }
 
-// removeUpcallPair deletes the pair of a run that did not end well. A pair whose
-// XDP program is still there belongs to a living process and is left alone: the
-// kernel takes the program off when its owner dies.
+// removeUpcallPair deletes the pair of an earlier run. The caller has the
+// namespace's lock, so that nobody uses it.
 func removeUpcallPair(nl *netlink.Handle) error {
 	for _, name := range []string{UpcallStack, UpcallSocket} {
 		l, err := nl.LinkByName(name)
@@ -45,18 +47,48 @@ func removeUpcallPair(nl *netlink.Handle) error {
 		} else if err != nil {
 			return fmt.Errorf("look for device %s: %w", name, err)
 		}
-		peer, err := nl.LinkByName(UpcallSocket)
-		switch {
-		case l.Type() != "veth" || name == UpcallStack && l.Attrs().Alias != upcallAlias:
+		if l.Type() != "veth" || name == UpcallStack && l.Attrs().Alias != upcallAlias {
 			return fmt.Errorf("device %s exists and is not ours: rename or remove it", name)
-		case err == nil && peer.Attrs().Xdp != nil && peer.Attrs().Xdp.Attached:
-			return fmt.Errorf("device %s is in use: another tierwall daemon runs in this network namespace", UpcallSocket)
 		}
 		if err := nl.LinkDel(l); err != nil {
 			return fmt.Errorf("remove the device %s of an earlier run: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// openUpcallPair takes over the pair of an earlier run, whose programs go on
+// sending to it meanwhile, or creates one.
+func openUpcallPair(nl *netlink.Handle, pins pins, mtu int) (*upcallPair, error) {
+	p := &upcallPair{nl: nl, pins: pins}
+	if p.adopt(mtu) {
+		return p, nil
+	}
+	p, err := newUpcallPair(nl, mtu)
+	if err == nil {
+		p.pins = pins
+	}
+	return p, err
+}
+
+// adopt finds the devices that the pinned links are at.
+func (p *upcallPair) adopt(mtu int) bool {
+	at := func(pin, name string) netlink.Link {
+		ln, ok := p.pins.link(pin)
+		if !ok {
+			return nil
+		}
+		defer ln.Close()
+		l, err := p.nl.LinkByIndex(linkDevice(ln))
+		if err != nil || l.Attrs().Name != name || l.Attrs().MTU != mtu {
+			return nil
+		}
+		return l
+	}
+	stack, socket := at(pinUpcallTCX, UpcallStack), at(pinUpcallXDP, UpcallSocket)
+	p.stack, p.socket = stack, socket
+	p.adopted = stack != nil && socket != nil
+	return p.adopted
 }
 
 // newUpcallPair creates the pair, without programs and down. On error nothing is
@@ -131,22 +163,45 @@ func completeChecksums(device string) error {
 	return nil
 }
 
-// start attaches the programs and brings the pair up.
-func (p *upcallPair) start(o *podObjects) error {
-	xdp, err := link.AttachXDP(link.XDPOptions{
-		Program: o.UpcallXdp, Interface: p.socket.Attrs().Index, Flags: link.XDPDriverMode,
-	})
-	if err != nil {
-		return fmt.Errorf("attach a native XDP program to a veth device: %w", err)
+// start attaches the programs, or replaces those of an earlier run, and brings
+// the pair up.
+func (p *upcallPair) start(o *podObjects, mode Attach) error {
+	xdp, ok := p.pins.takeover(pinUpcallXDP, p.socket.Attrs().Index, o.UpcallXdp)
+	if !ok {
+		var err error
+		if xdp, err = link.AttachXDP(link.XDPOptions{
+			Program: o.UpcallXdp, Interface: p.socket.Attrs().Index, Flags: link.XDPDriverMode,
+		}); err != nil {
+			return fmt.Errorf("attach a native XDP program to a veth device: %w", err)
+		}
+		if err := p.pins.keep(pinUpcallXDP, xdp); err != nil {
+			return errors.Join(err, xdp.Close())
+		}
 	}
 	p.links = append(p.links, xdp)
-	tcx, err := link.AttachTCX(link.TCXOptions{
-		Program: o.UpcallIngress, Interface: p.stack.Attrs().Index, Attach: ebpf.AttachTCXIngress,
-	})
-	if err != nil {
-		return fmt.Errorf("attach a tcx program (Linux 6.6): %w", err)
+	if mode == AttachClsact { // the filter ends with the pair
+		if _, err := putClsact(p.nl, p.stack.Attrs().Index, o.UpcallIngress, true); err != nil {
+			return err
+		}
+		return p.up()
+	}
+	tcx, ok := p.pins.takeover(pinUpcallTCX, p.stack.Attrs().Index, o.UpcallIngress)
+	if !ok {
+		var err error
+		if tcx, err = link.AttachTCX(link.TCXOptions{
+			Program: o.UpcallIngress, Interface: p.stack.Attrs().Index, Attach: ebpf.AttachTCXIngress,
+		}); err != nil {
+			return fmt.Errorf("attach a tcx program (Linux 6.6): %w", err)
+		}
+		if err := p.pins.keep(pinUpcallTCX, tcx); err != nil {
+			return errors.Join(err, tcx.Close())
+		}
 	}
 	p.links = append(p.links, tcx)
+	return p.up()
+}
+
+func (p *upcallPair) up() error {
 	for _, l := range []netlink.Link{p.socket, p.stack} {
 		if err := p.nl.LinkSetUp(l); err != nil {
 			return fmt.Errorf("bring %s up: %w", l.Attrs().Name, err)
@@ -165,12 +220,17 @@ func (p *upcallPair) lost() uint64 {
 	return l.Attrs().Statistics.TxDropped
 }
 
-// close removes the pair. The socket may still be open.
-func (p *upcallPair) close() error {
+// close removes the pair, or leaves it to the next process. The socket may still
+// be open.
+func (p *upcallPair) close(keep bool) error {
 	var errs []error
 	for _, l := range p.links {
 		errs = append(errs, l.Close())
 	}
+	if keep {
+		return errors.Join(errs...)
+	}
+	errs = append(errs, p.pins.drop(pinUpcallXDP), p.pins.drop(pinUpcallTCX))
 	if err := p.nl.LinkDel(p.stack); err != nil && !errors.Is(err, unix.ENODEV) {
 		errs = append(errs, fmt.Errorf("remove the upcall pair: %w", err))
 	}

@@ -1,19 +1,28 @@
 package afxdp
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
+	"syscall"
+	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// watch signals changes of links, routes and addresses of a namespace. Events
-// are hints only: whoever is signalled looks at the state, so a lost one (a full
-// socket buffer) costs nothing but is a signal itself.
+// settleTime bounds how often a stream of changes makes us look at everything.
+// A device that appears does not wait for it.
+const settleTime = 20 * time.Millisecond
+
+// watch hears of changes of links, routes and addresses of a namespace. News are
+// hints: whoever gets them looks at the state, so a lost one (a full socket
+// buffer) costs nothing but is news itself. The kernel queues them before the
+// system call that made the change returns.
 type watch struct {
-	file    *os.File
-	changed chan struct{} // closed by the end of the watch
+	fd   int
+	wake int // eventfd: readable once closed
+	buf  []byte
 }
 
 // newWatch must run in the namespace.
@@ -29,24 +38,122 @@ func newWatch() (*watch, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("subscribe to link and route changes: %w", err)
 	}
-	w := &watch{file: os.NewFile(uintptr(fd), "netlink"), changed: make(chan struct{}, 1)}
-	go w.run()
-	return w, nil
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("create an eventfd: %w", err)
+	}
+	return &watch{fd: fd, wake: wake, buf: make([]byte, 64<<10)}, nil
 }
 
-func (w *watch) run() {
-	defer close(w.changed)
-	buf := make([]byte, 64<<10)
+// wait returns when there is news, at the latest after the given time (negative:
+// never). open is false once the watch is closed.
+func (w *watch) wait(d time.Duration) (open bool) {
+	ms := -1
+	if d >= 0 {
+		ms = int((d + time.Millisecond - 1) / time.Millisecond)
+	}
+	fds := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN}}
+	if _, err := unix.Poll(fds, ms); err != nil && !errors.Is(err, unix.EINTR) {
+		return false
+	}
+	return fds[1].Revents == 0
+}
+
+// appeared and vanished are called for devices, in the order of events; anything
+// is whether there was any news at all. Namespace thread only.
+func (w *watch) drain(appeared func(netlink.Link), vanished func(index int)) (anything bool) {
 	for {
-		_, err := w.file.Read(buf)
-		if err != nil && !errors.Is(err, unix.ENOBUFS) {
-			return // closed
+		n, _, err := unix.Recvfrom(w.fd, w.buf, 0)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.ENOBUFS): // some were lost
+			anything = true
+			continue
+		case err != nil: // EAGAIN: that is all
+			return anything
 		}
-		select {
-		case w.changed <- struct{}{}:
-		default:
+		anything = true
+		messages, err := syscall.ParseNetlinkMessage(w.buf[:n])
+		if err != nil {
+			continue
+		}
+		for _, m := range messages {
+			// Bridges report their ports in a family of their own.
+			if len(m.Data) < unix.SizeofIfInfomsg || m.Data[0] != unix.AF_UNSPEC {
+				continue
+			}
+			switch m.Header.Type {
+			case unix.RTM_NEWLINK:
+				h := unix.NlMsghdr(m.Header)
+				if l, err := netlink.LinkDeserialize(&h, m.Data); err == nil {
+					appeared(l)
+				}
+			case unix.RTM_DELLINK:
+				vanished(int(binary.NativeEndian.Uint32(m.Data[4:])))
+			}
 		}
 	}
 }
 
-func (w *watch) close() error { return w.file.Close() }
+// stop ends wait; close needs that nobody waits any more.
+func (w *watch) stop() error {
+	one := [8]byte{1}
+	_, err := unix.Write(w.wake, one[:])
+	return err
+}
+
+func (w *watch) close() error {
+	return errors.Join(unix.Close(w.fd), unix.Close(w.wake))
+}
+
+// follow attaches to devices that appear between updates and releases those that
+// go. Failures are logged: there is nobody to return them to, and the next
+// change or Update tries again.
+func (b *Backend) follow() {
+	defer b.watching.Done()
+	pending := false
+	var last time.Time
+	for {
+		patience := time.Duration(-1)
+		if pending {
+			patience = max(0, settleTime-time.Since(last))
+		}
+		if !b.watch.wait(patience) {
+			return
+		}
+		err := b.thread.do(func() error {
+			if b.closed {
+				return nil
+			}
+			err := b.hear()
+			pending = b.stale
+			if pending && time.Since(last) >= settleTime {
+				err = errors.Join(err, b.refresh())
+				pending, last = false, time.Now()
+			}
+			return err
+		})
+		if err != nil {
+			b.log.Error("pod devices could not all be attached", "error", err)
+		}
+	}
+}
+
+// hear takes in what has happened. A device that appears is seen to at once,
+// because its pod may speak as soon as it has an address.
+func (b *Backend) hear() error {
+	var errs []error
+	anything := b.watch.drain(func(l netlink.Link) {
+		if err := b.attachEarly(l); err != nil {
+			errs = append(errs, fmt.Errorf("device %s: %w", l.Attrs().Name, err))
+		}
+	}, func(index int) {
+		if b.devices[index] != nil {
+			errs = append(errs, b.detach(index))
+		}
+	})
+	b.stale = b.stale || anything
+	return errors.Join(errs...)
+}

@@ -3,6 +3,7 @@ package nfqueue
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -22,6 +23,14 @@ type Decider interface {
 	Lookup(flow.Key) classifier.Decision
 	// Selected returns the local pods whose traffic needs judging.
 	Selected() []netip.Addr
+	// Locals returns all local pods.
+	Locals() []netip.Addr
+	// LocalPrefixes returns where local pods have their addresses: whoever has
+	// one and is not in Locals is judged too.
+	LocalPrefixes() []netip.Prefix
+	// UnknownLocal reports which ends of a connection are in LocalPrefixes and
+	// nobody's.
+	UnknownLocal(flow.Key) (src, dst bool)
 }
 
 // Backend implements dataplane.Backend.
@@ -30,19 +39,23 @@ type Backend struct {
 	ns      netns.NsHandle
 	routes  *netlink.Handle
 	table   *kernelTable
+	watch   *watch
 	drivers []*driver
 
-	mu     sync.Mutex // Stats may be asked for while Update or Close runs
-	fw     *firewall
-	stats  dataplane.BackendStats
-	losses *queueLosses
-	closed bool
+	mu      sync.Mutex // Stats may be asked for while Update or Close runs
+	fw      *firewall
+	stats   dataplane.BackendStats
+	losses  *queueLosses
+	base    map[string]uint64 // the kernel's counters when we began
+	unheard uint64            // packets that met a queue without listener
+	closed  bool
 }
 
 var (
-	_ dataplane.Backend = (*Backend)(nil)
-	_ dataplane.Driver  = (*driver)(nil)
-	_ Decider           = (*classifier.Table)(nil)
+	_ dataplane.Backend  = (*Backend)(nil)
+	_ dataplane.Driver   = (*driver)(nil)
+	_ dataplane.Rejecter = (*driver)(nil)
+	_ Decider            = (*classifier.Table)(nil)
 )
 
 // New binds the queues and installs the ruleset in the network namespace of the
@@ -63,15 +76,15 @@ func New(c Config) (*Backend, error) {
 		return nil, errors.Join(fmt.Errorf("nfqueue: %w", err), b.release())
 	}
 	c.Logger.Info("nfqueue backend ready", "queues", c.Queues, "first_queue", c.QueueNum,
-		"queue_expression", b.fw.features.queueExpr, "fib_expression", b.fw.features.fib, "fail_open", c.FailOpen)
+		"queue_expression", b.fw.features.queueExpr, "fib_expression", b.fw.features.fib, "reject_expression", b.fw.features.reject, "fail_open", c.FailOpen)
 	return b, nil
 }
 
 // open runs on a locked thread. The ruleset comes last: it must not send packets
 // to queues nobody serves.
 func (b *Backend) open() (err error) {
-	if b.ns, err = netns.Get(); err != nil {
-		return fmt.Errorf("open network namespace: %w", err)
+	if b.ns, err = homeNamespace(); err != nil {
+		return err
 	}
 	if b.losses, err = openLosses(b.config); err != nil {
 		return err
@@ -79,10 +92,10 @@ func (b *Backend) open() (err error) {
 	if b.routes, err = netlink.NewHandleAt(b.ns, unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open route netlink: %w", err)
 	}
-	if b.table, err = openKernelTable(int(b.ns), b.config.Marks.Accept); err != nil {
+	if b.table, err = openKernelTable(nsFD(b.ns), b.config.Marks.Accept); err != nil {
 		return err
 	}
-	if b.fw, err = openFirewall(b.config, int(b.ns)); err != nil {
+	if b.fw, err = openFirewall(b.config, nsFD(b.ns)); err != nil {
 		return err
 	}
 	// Before touching anything: another tierwall may be at work here.
@@ -93,15 +106,25 @@ func (b *Backend) open() (err error) {
 		return err
 	}
 	err = b.bind()
+	if _, cerr := b.fw.counters(); cerr != nil && !errors.Is(cerr, unix.ENOENT) {
+		err = errors.Join(err, cerr)
+	}
+	b.base = maps.Clone(b.fw.counted)
+	if err == nil {
+		b.watch, err = openWatch(nsFD(b.ns))
+	}
 	if err == nil || b.fw.features.gate {
 		err = errors.Join(err, b.fw.open())
+	}
+	if b.watch != nil {
+		go b.watch.run(b.fw.port, b.restore)
 	}
 	return err
 }
 
 func (b *Backend) bind() error {
 	for i := range b.config.Queues {
-		d, err := openDriver(b.config, b.config.QueueNum+uint16(i), int(b.ns))
+		d, err := openDriver(b.config, b.config.QueueNum+uint16(i), nsFD(b.ns), b.fw.features)
 		if err != nil {
 			return err
 		}
@@ -115,6 +138,9 @@ func (b *Backend) release() error {
 	var errs []error
 	for _, d := range b.drivers {
 		errs = append(errs, d.Close())
+	}
+	if b.watch != nil {
+		errs = append(errs, b.watch.close())
 	}
 	if b.fw != nil {
 		errs = append(errs, b.fw.close())
@@ -150,35 +176,54 @@ func (b *Backend) Drivers() []dataplane.Driver {
 }
 
 // Update implements dataplane.Backend.
-func (b *Backend) Update(t *classifier.Table) (cut int, err error) { return b.update(t) }
+func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err error) {
+	return b.update(t, c)
+}
 
-// update first selects the pods, then cuts: a connection that becomes subject to
-// policy in between has no accept bit and is judged by the new table.
-func (b *Backend) update(t Decider) (cut int, err error) {
+// fewAddrs is up to how many changed addresses are looked up one by one instead of
+// listing everything (kernelTable.clear has the costs).
+const fewAddrs = 4
+
+// update first brings the sets up to date, then cuts: a connection that becomes
+// subject to policy in between has no accept bit and is judged by the new table.
+func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return 0, dataplane.ErrClosed
 	}
-	if err := b.fw.selectAddrs(t.Selected()); err != nil {
+	if err := b.fw.apply(podsOf(t.Selected(), t.Locals(), t.LocalPrefixes())); err != nil {
 		return 0, fmt.Errorf("nfqueue: %w", err)
+	}
+	addrs, named := c.Touched(fewAddrs)
+	if named && len(addrs) == 0 {
+		return 0, nil
 	}
 	own, err := b.ownAddrs()
 	if err != nil {
 		return 0, fmt.Errorf("nfqueue: %w", err)
 	}
-	cut, err = b.table.clear(func(k flow.Key) bool {
+	denied := func(k flow.Key) bool {
 		// what the node itself opened stays, also from an address the
 		// table does not know.
-		if _, ok := own[k.Src]; ok {
+		if has(own, k.Src) || !c.Affects(k) {
 			return false
 		}
+		if src, dst := t.UnknownLocal(k); !b.config.FailOpen && (src || dst && !has(own, k.Dst)) {
+			return true
+		}
 		return t.Lookup(k).Verdict != classifier.Allow
-	})
+	}
+	cut, err = b.table.clear(addrs, denied)
 	if err != nil {
 		return cut, fmt.Errorf("nfqueue: %w", err)
 	}
 	return cut, nil
+}
+
+func has(set map[flow.Addr]struct{}, a flow.Addr) bool {
+	_, ok := set[a]
+	return ok
 }
 
 // ownAddrs returns the addresses of this host.
@@ -196,9 +241,10 @@ func (b *Backend) ownAddrs() (map[flow.Addr]struct{}, error) {
 	return own, nil
 }
 
-// Stats implements dataplane.Backend. Packets that meet a queue without listener
-// are counted nowhere by the kernel. Any goroutine may call it; after Close it
-// returns the last totals.
+// Stats implements dataplane.Backend. Every packet the rules put into a queue is in
+// exactly one of Upcalls, Overflow and, for those that met a queue without
+// listener, Dropped, or Bypassed with FailOpen. Any goroutine may call it; after
+// Close it returns the last totals.
 func (b *Backend) Stats() dataplane.BackendStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -209,20 +255,36 @@ func (b *Backend) Stats() dataplane.BackendStats {
 }
 
 // refresh reads the kernel's counters; what cannot be read keeps its last value.
+//
+// A packet without listener leaves no trace but that it was queued. The order of
+// reading makes sure that none of the others is taken for one: a packet counted
+// as queued either still waits for its verdict a moment later, or has been lost in
+// front of us, or was received before that.
 func (b *Backend) refresh() {
-	if c, err := b.fw.counters(); err == nil {
-		b.stats.Bypassed = max(b.stats.Bypassed, c[counterBypassed])
+	c, cerr := b.fw.counters()
+	if cerr != nil {
+		b.config.Logger.Debug("counters not readable", "error", cerr)
+		c = b.fw.counted
+	}
+	queued := c[counterQueued] - b.base[counterQueued]
+	waiting, lost, lerr := b.losses.read()
+	if lerr == nil {
+		b.stats.Overflow = max(b.stats.Overflow, lost)
 	} else {
-		b.config.Logger.Debug("counters not readable", "error", err)
+		b.config.Logger.Debug("queue losses not readable", "error", lerr)
 	}
 	b.stats.Upcalls = 0
 	for _, d := range b.drivers {
 		b.stats.Upcalls += d.upcalls.Load()
 	}
-	if n, err := b.losses.read(); err == nil {
-		b.stats.Overflow = max(b.stats.Overflow, n)
+	if known := b.stats.Upcalls + b.stats.Overflow + waiting; cerr == nil && lerr == nil && queued > known {
+		b.unheard = max(b.unheard, queued-known)
+	}
+	b.stats.Bypassed = c[counterBypassed] - b.base[counterBypassed]
+	if b.config.FailOpen {
+		b.stats.Bypassed += b.unheard
 	} else {
-		b.config.Logger.Debug("queue losses not readable", "error", err)
+		b.stats.Dropped = b.unheard
 	}
 }
 
@@ -232,8 +294,8 @@ func (b *Backend) refresh() {
 // Further calls do nothing.
 func (b *Backend) Close() error {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.closed {
+		b.mu.Unlock()
 		return nil
 	}
 	b.refresh()
@@ -242,13 +304,15 @@ func (b *Backend) Close() error {
 	if b.config.FailOpen {
 		err = b.fw.remove()
 	}
+	b.mu.Unlock() // the watch may be waiting for it, to see that we are closed
 	return errors.Join(err, b.release())
 }
 
 // Cleanup removes our table from the network namespace of the calling thread, and
 // the accept bit from its connections: the node is as if there had been no
-// tierwall, and open. The zero Marks means DefaultMarks. It may be called with a
-// Backend closed or open; where nothing is left to remove it does nothing.
+// tierwall, and open. The zero Marks means DefaultMarks. A Backend that is open in
+// the namespace puts its table back: stop it first. Where nothing is left to remove
+// it does nothing.
 func Cleanup(m Marks) error {
 	if m == (Marks{}) {
 		m = DefaultMarks
@@ -258,17 +322,19 @@ func Cleanup(m Marks) error {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	ns, err := netns.Get()
+	ns, err := homeNamespace()
 	if err != nil {
-		return fmt.Errorf("nfqueue: open network namespace: %w", err)
+		return fmt.Errorf("nfqueue: %w", err)
 	}
-	defer ns.Close()
-	fw, err := connectFirewall(Config{Marks: m}, int(ns))
+	if ns.IsOpen() {
+		defer ns.Close()
+	}
+	fw, err := connectFirewall(Config{Marks: m}, nsFD(ns))
 	if err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
 	defer fw.close()
-	table, err := openKernelTable(int(ns), m.Accept)
+	table, err := openKernelTable(nsFD(ns), m.Accept)
 	if err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
@@ -276,7 +342,7 @@ func Cleanup(m Marks) error {
 	if err := fw.remove(); err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
-	if _, err := table.clear(func(flow.Key) bool { return true }); err != nil {
+	if _, err := table.clear(nil, func(flow.Key) bool { return true }); err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
 	return nil

@@ -354,17 +354,6 @@ func TestKernelHasTheRuleset(t *testing.T) {
 	}
 }
 
-// If other software deletes our table, the next update puts it back.
-func TestUpdateRestoresTheTable(t *testing.T) {
-	w := newWorld(t, Config{Queues: 1}, nothing)
-	nstest.Echo(t, w.b.NS, "udp", w.b.Addr4, portGood)
-	w.nftDelete(t, tableRef())
-	nstest.Reach(t, w.a.NS, "udp", at(w.b.Addr4, portGood)) // open: proves that the table was needed
-	w.flushConntrack(t)
-	w.update(t)
-	nstest.Unreachable(t, w.a.NS, "udp", at(w.b.Addr4, portGood))
-}
-
 func TestQueueTaken(t *testing.T) {
 	w := newWorld(t, Config{Queues: 1}, nothing)
 	err := w.NS.Do(func() error {
@@ -400,7 +389,7 @@ func TestDriverClose(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
-	if _, err := w.backend.update(w.judge); !errors.Is(err, dataplane.ErrClosed) {
+	if _, err := w.backend.update(w.judge, dataplane.Change{}); !errors.Is(err, dataplane.ErrClosed) {
 		t.Errorf("Update after Close: %v, want ErrClosed", err)
 	}
 }

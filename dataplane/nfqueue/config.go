@@ -14,7 +14,8 @@ type Marks struct {
 	// connection mark: every packet of the connection passes.
 	Accept uint32
 	// Reply, in the mark of a queued packet: it travels against the direction
-	// its connection was opened in. Never in a connection mark.
+	// its connection was opened in. Together with Accept: the packet is refused.
+	// Never in a connection mark.
 	Reply uint32
 }
 

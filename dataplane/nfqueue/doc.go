@@ -4,51 +4,77 @@
 //
 //	                           table inet tierwall
 //	forward ─► ct mark has the accept bit? ─ yes ─► accept (counter "bypassed")
-//	           packet mark has it? ───────── yes ─► accept, remember in save
-//	           address in @selected4/6? ──── no ──► accept
-//	             │ yes
-//	             ▼
+//	           packet mark has it? ───────── yes ─► passed: ct mark |= accept bit,
+//	             │ no                        ▲              our packet mark bits cleared
+//	             ▼                           │
+//	           address in @selected, or in   │ verdict "repeat" with the accept bit:
+//	           @local and not in @free? no ──┼─► accept      once more from the start
+//	             │ yes                       │
+//	             ▼                           │
 //	           judge: reply bit if "ct direction reply" ─► NFQUEUE ─► Driver ─► Worker
-//	                                                          │
-//	save    ◄── verdict accept, packet mark = accept bit ◄────┘
-//	           ct mark |= accept bit; our packet mark bits cleared
 //
 // The input hook does the same for what pods send to the node itself. The output
 // hook accepts the node's own traffic to its pods without asking and marks
 // those connections, so that the replies are not judged either; what passes the
 // output hook with an address that is not the node's own (IPVS) is judged.
 //
+// @selected holds the addresses of pods that some policy selects. @local holds the
+// prefixes the pods of this node live in (rule.World.LocalPrefixes), @free the
+// addresses in them of pods no policy selects. What has an address in @local and
+// in neither of the others is a pod that runs and nobody has heard of yet, or one
+// that is gone: userspace decides, and denies unless the fail mode is open. So a
+// pod that starts before its policies are known leaks nothing; TCP tries again.
+//
 // # Why like this
 //
-// The verdict travels as a packet mark that a later chain copies to the
-// connection: a verdict can set the connection's mark directly only on kernels
-// with CONFIG_NETFILTER_NETLINK_GLUE_CT. Native nft "queue" expressions are used
-// where the kernel has them (CONFIG_NFT_QUEUE), the xtables NFQUEUE target through
-// nft_compat elsewhere; New finds out. Once installed, rules never change, only
-// set elements do: removing a rule's hook drops every packet that waits in a
-// queue.
+// The verdict travels as a packet mark that a rule copies to the connection: a
+// verdict can set the connection's mark directly only on kernels with
+// CONFIG_NETFILTER_NETLINK_GLUE_CT. The packet meets that rule by taking the hook
+// a second time (NF_REPEAT), which costs the first packet of a connection what a
+// chain behind ours would cost every packet. Packets are received without
+// allocation, a batch at a time, by this package's own decoder on go-nfqueue's
+// socket (docs/adr/0003). Native nft "queue" expressions are used where the kernel
+// has them (CONFIG_NFT_QUEUE), the xtables NFQUEUE target through nft_compat
+// elsewhere; New finds out. Once installed, rules never change, only set elements
+// do: removing a rule's hook drops every packet that waits in a queue.
+//
+// # Refusals
+//
+// For Reject the verdict is "repeat" too, with both of our bits: the rules then
+// refuse the packet in the kernel, by a TCP reset (S2-21) or ICMP administratively
+// prohibited (S2-22). The answer belongs to the packet's connection, so a client
+// of a Service hears it from the Service's address. What the output hook judges,
+// and everything on a kernel without nft "reject", is dropped without a word.
 //
 // # Guarantees
 //
-//   - A packet of a selected pod passes only after a verdict, or as part of a
-//     connection with the accept bit. Packets conntrack calls invalid or does not
-//     track have no connection that could carry the bit, so each one is judged.
+//   - A packet of a selected or unknown pod passes only after a verdict, or as part
+//     of a connection with the accept bit. Packets conntrack calls invalid or does
+//     not track have no connection that could carry the bit, so each one is judged.
 //   - New replaces the table of an earlier run in one transaction that carries
 //     over the set elements: there is no moment without enforcement.
 //   - With FailOpen unset nothing opens when the process stops, dies or is slow:
 //     new connections of selected pods are dropped by the kernel, accepted ones
 //     keep flowing.
 //   - After Update returned, no connection that the new table denies carries the
-//     accept bit.
+//     accept bit. Update looks up the connections of a few changed addresses, and
+//     walks all of them where the change is wider.
+//   - If other software changes or deletes the table, it is put back within
+//     milliseconds, and counted (BackendStats.Restored). In between the node is
+//     open, and packets that wait in a queue are lost; what passed is judged by
+//     its next packet.
+//   - Every packet put into a queue is counted as received, lost or unheard; see
+//     Backend.Stats.
 //
 // # What it leaves to you
 //
 //   - Neighbour discovery (RFC 4861: types 133 to 137 with hop limit 255) to the
 //     node is accepted in the kernel. Everything else that cannot be parsed is
 //     the Worker's to decide.
-//   - Packets that this host sends on behalf of a pod to refuse a connection (TCP
-//     reset, ICMP unreachable) must carry Marks.Accept in the packet mark
-//     (SO_MARK): the output hook lets them pass and does not mark the connection.
+//   - Packets that this host sends on behalf of a pod to refuse a connection from
+//     a socket of its own (another backend's answers) must carry Marks.Accept in
+//     the packet mark (SO_MARK): the output hook lets them pass and does not mark
+//     the connection.
 //   - With the AF_XDP fast path in front, forget its flows before calling Update:
 //     a packet it passes with the accept bit marks the connection again.
 //   - A connection that a conntrack helper expects (the data connection of FTP)
@@ -57,7 +83,8 @@
 //   - Traffic between two pods on one Linux bridge meets the forward hook only
 //     with net.bridge.bridge-nf-call-iptables=1. IPVS moves packets between hooks
 //     before DNAT is visible; egress to a Service is then judged by its virtual
-//     address.
+//     address. Everywhere else it is judged by the backend's: a rule about the
+//     Service's own address (Antrea's toServices) matches nothing here.
 //
 // Not concurrent: Backend's methods belong to one goroutine, a Driver's to its
 // worker's, except Close. Everything happens in the network namespace of the

@@ -18,55 +18,55 @@ import (
 	"github.com/tierwall/tierwall/dataplane"
 )
 
-const (
-	// backlog is how many packets wait between the socket's reader and Recv.
-	// More wait in the kernel, where they are bounded and counted.
-	backlog = 4 * dataplane.BatchSize
-
-	// idle is how long Recv waits before it returns an empty batch.
-	idle = 250 * time.Millisecond
-)
+// idle is how long Recv waits before it returns an empty batch, in ms.
+const idle = 250
 
 // driver serves one NFQUEUE.
 //
-//	kernel queue ─► go-nfqueue's reader goroutine ─► packets (chan) ─► Recv
-//	                                     one sendto per batch ◄─────── Apply
+//	kernel queue ── recvmmsg, a batch at a time ──► inbox ─► Recv
+//	             ◄── one write per batch ────────── out ◄─── Apply
+//
+// go-nfqueue opens, configures and ends the queue; its way of receiving costs
+// more than everything else we do to a packet (docs/adr/0003), so its reader is
+// parked and Recv reads the socket itself.
 type driver struct {
-	queue uint16
-	marks Marks
-	log   *slog.Logger
+	queue   uint16
+	marks   Marks
+	rejects bool // the ruleset has a place for refused packets
+	log     *slog.Logger
 
-	nf      *nfq.Nfqueue
-	raw     syscall.RawConn
-	cancel  context.CancelFunc
-	packets chan queued
-	done    chan struct{} // closed by Close
-	close   sync.Once
-	closed  error // result of the one Close
+	nf     *nfq.Nfqueue
+	raw    syscall.RawConn // keeps the descriptor valid while it is used
+	cancel context.CancelFunc
+	wake   *os.File      // eventfd that ends a waiting Recv
+	done   chan struct{} // closed by Close
+	close  sync.Once
+	closed error // result of the one Close
 
 	upcalls atomic.Uint64 // packets received
 	errors  atomic.Uint64 // messages about failed verdicts
 
 	// The rest belongs to the goroutine that calls Recv and Apply.
-	timer     *time.Timer
-	origMarks [dataplane.BatchSize]uint32 // packet marks of the batch in flight
-	out       []byte                      // verdict messages of one batch
-	kernel    unix.SockaddrNetlink        // where they go; Sendto writes to it, so not shared
-	send      func(fd uintptr) bool       // sends out; made once, so that Apply allocates nothing
-	sendErr   error
+	in      *inbox
+	n, next int                         // messages in the inbox, first not taken
+	rest    []byte                      // of the message before next
+	held    [dataplane.BatchSize]origin // the batch in flight
+	ids     [dataplane.BatchSize]uint32 // its packets' ids
+	poll    [2]unix.PollFd
+	out     []byte                // verdict messages of one batch
+	receive func(fd uintptr) bool // made once, so that Recv allocates nothing
+	send    func(fd uintptr) bool // made once, so that Apply allocates nothing
+	errno   unix.Errno            // of the last receive or send
 }
 
-// queued is a packet on its way to Recv. go-nfqueue copies the payload into
-// memory of its own, which lives until the batch is reused.
-type queued struct {
-	payload []byte
-	id      uint32
-	mark    uint32
-	length  uint32
-	device  int32
+// origin is what Apply needs to know of a packet beyond the batch.
+type origin struct {
+	mark    uint32 // the packet mark, our bits cleared
+	hook    uint8
+	refused bool // Reject was called
 }
 
-func openDriver(c Config, num uint16, nsFD int) (*driver, error) {
+func openDriver(c Config, num uint16, nsFD int, f features) (*driver, error) {
 	nf, err := nfq.Open(&nfq.Config{
 		NetNS:        nsFD,
 		NfQueue:      num,
@@ -81,151 +81,210 @@ func openDriver(c Config, num uint16, nsFD int) (*driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open queue %d: %w", num, err)
 	}
-	d := &driver{
-		queue: num, marks: c.Marks, log: c.Logger, nf: nf,
-		packets: make(chan queued, backlog), done: make(chan struct{}),
-		timer:  time.NewTimer(idle),
-		out:    make([]byte, 0, dataplane.BatchSize*verdictMarkLen),
-		kernel: unix.SockaddrNetlink{Family: unix.AF_NETLINK},
-	}
-	d.send = d.sendto
-	if d.raw, err = nf.Con.SyscallConn(); err != nil {
+	d := newDriver(c, num)
+	d.nf, d.rejects = nf, f.reject
+	if err := d.bind(c); err != nil {
+		if d.cancel != nil {
+			d.cancel()
+		}
 		nf.Con.Close()
-		return nil, fmt.Errorf("open queue %d: %w", num, err)
-	}
-	// Best effort: a small buffer loses packets earlier, and the loss is counted.
-	if err := nf.Con.SetReadBuffer(c.ReadBuffer); err != nil {
-		c.Logger.Warn("receive buffer of the queue stays at its default", "queue", num, "error", err)
-	}
-	// An overrun is no news on the socket: the kernel counts it per queue, and
-	// Stats reads that.
-	if err := nf.SetOption(netlink.NoENOBUFS, true); err != nil {
-		nf.Con.Close()
-		return nil, fmt.Errorf("open queue %d: %w", num, err)
-	}
-	var ctx context.Context
-	ctx, d.cancel = context.WithCancel(context.Background())
-	if err := nf.RegisterWithErrorFunc(ctx, d.receive, d.failed); err != nil {
-		d.cancel()
-		nf.Con.Close()
+		if d.wake != nil {
+			d.wake.Close()
+		}
 		// The kernel's answer for a queue with another owner. For missing
 		// privilege too, but then nf_tables has refused us before.
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EBUSY) {
 			return nil, fmt.Errorf("queue %d is taken by another program (or another tierwall): %w", num, err)
 		}
-		return nil, fmt.Errorf("bind queue %d: %w", num, err)
+		return nil, fmt.Errorf("open queue %d: %w", num, err)
 	}
 	return d, nil
 }
 
-// receive runs on the reader goroutine for every packet. It blocks when Recv
-// falls behind: then packets pile up in the kernel, within QueueLen.
-func (d *driver) receive(a nfq.Attribute) int {
-	if a.PacketID == nil {
-		return 0 // not a packet
+// newDriver returns a driver without a socket.
+func newDriver(c Config, num uint16) *driver {
+	d := &driver{
+		queue: num, marks: c.Marks, log: c.Logger, done: make(chan struct{}),
+		in:  newInbox(int(c.MaxPacketLen) + messageSlack),
+		out: make([]byte, 0, dataplane.BatchSize*verdictMarkLen),
 	}
-	p := queued{id: *a.PacketID}
-	if a.Payload != nil {
-		p.payload = *a.Payload
+	d.receive, d.send = d.receiveFrom, d.sendTo
+	return d
+}
+
+func (d *driver) bind(c Config) error {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("create an eventfd: %w", err)
 	}
-	if a.Mark != nil {
-		p.mark = *a.Mark
+	d.wake = os.NewFile(uintptr(fd), "eventfd")
+	d.poll[1] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	con := d.nf.Con
+	if d.raw, err = con.SyscallConn(); err != nil {
+		return err
 	}
-	if a.CapLen != nil {
-		p.length = *a.CapLen
+	// Best effort: a small buffer loses packets earlier, and the loss is counted.
+	if err := con.SetReadBuffer(c.ReadBuffer); err != nil {
+		c.Logger.Warn("receive buffer of the queue stays at its default", "queue", d.queue, "error", err)
 	}
-	if a.InDev != nil {
-		p.device = int32(*a.InDev)
-	} else if a.OutDev != nil {
-		p.device = int32(*a.OutDev)
+	// An overrun is no news on the socket: the kernel counts it per queue, and
+	// Stats reads that.
+	if err := d.nf.SetOption(netlink.NoENOBUFS, true); err != nil {
+		return err
 	}
-	select {
-	case d.packets <- p:
-		d.upcalls.Add(1)
+	var ctx context.Context
+	ctx, d.cancel = context.WithCancel(context.Background())
+	parked := make(chan struct{})
+	var once sync.Once
+	// A packet that the library's reader still gets: dropped, as in a full queue.
+	// There is none unless a rule of other software points at our queue.
+	early := func(a nfq.Attribute) int {
+		if a.PacketID != nil {
+			_ = d.nf.SetVerdict(*a.PacketID, nfDrop)
+		}
 		return 0
-	case <-d.done:
-		return 1 // closing the socket drops what was not judged
 	}
-}
-
-// failed runs on the reader goroutine for every error of the socket. Nonzero
-// ends the reader.
-func (d *driver) failed(err error) int {
-	select {
-	case <-d.done:
-		return 1
-	default:
-	}
-	if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EBADF) {
+	// The reader calls this with the deadline below, and stays in it until Close.
+	park := func(error) int {
+		once.Do(func() { close(parked) })
+		<-d.done
 		return 1
 	}
-	// ENOENT answers a verdict for a packet the kernel has dropped meanwhile,
-	// because its device or our table went away. The queue goes on.
-	if d.errors.Add(1) == 1 {
-		d.log.Debug("queue reports errors, counting them from now on", "queue", d.queue, "error", err)
+	if err := d.nf.RegisterWithErrorFunc(ctx, early, park); err != nil {
+		return err
 	}
-	return 0
+	if err := con.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		return err
+	}
+	<-parked
+	return con.SetReadDeadline(time.Time{})
 }
 
-// Recv implements dataplane.Driver.
+// Recv implements dataplane.Driver. It allocates nothing; frames are valid until
+// the next Recv.
 func (d *driver) Recv(b *dataplane.Batch) error {
 	b.N = 0
-	select {
-	case <-d.done:
+	if d.isClosed() {
 		return dataplane.ErrClosed
-	default:
 	}
-	select {
-	case p := <-d.packets:
-		d.fill(b, p)
-	default:
-		d.timer.Reset(idle)
-		select {
-		case p := <-d.packets:
-			d.timer.Stop()
-			d.fill(b, p)
-		case <-d.timer.C:
-			return nil
-		case <-d.done:
+	if d.next == d.n && len(d.rest) == 0 {
+		d.n, d.next = 0, 0
+		err := d.raw.Read(d.receive)
+		switch {
+		case d.isClosed():
 			return dataplane.ErrClosed
+		case err != nil:
+			return fmt.Errorf("receive from queue %d: %w", d.queue, err)
+		case d.errno != 0 && d.errno != unix.EAGAIN && d.errno != unix.EINTR:
+			return fmt.Errorf("receive from queue %d: %w", d.queue, d.errno)
 		}
 	}
+	var q queued
 	for b.N < dataplane.BatchSize {
-		select {
-		case p := <-d.packets:
-			d.fill(b, p)
-		default:
-			return nil
+		if len(d.rest) == 0 {
+			if d.next == d.n {
+				break
+			}
+			d.rest = d.in.message(d.next)
+			d.next++
 		}
+		typ, body, rest, ok := nextMessage(d.rest)
+		d.rest = rest
+		switch {
+		case !ok:
+		case typ == msgPacket && q.decode(body):
+			d.fill(b, &q)
+		case typ == unix.NLMSG_ERROR:
+			d.failed(errorCode(body))
+		}
+	}
+	if b.N != 0 {
+		d.upcalls.Add(uint64(b.N))
 	}
 	return nil
 }
 
-func (d *driver) fill(b *dataplane.Batch, p queued) {
-	d.origMarks[b.N] = p.mark &^ (d.marks.Accept | d.marks.Reply)
+// receiveFrom waits until there are messages and takes as many as there are, up
+// to a batch. poll(2) on a thread of its own wakes up faster than the runtime's
+// poller: it is not asked while messages keep coming.
+func (d *driver) receiveFrom(fd uintptr) bool {
+	d.n, d.errno = d.in.receive(int(fd))
+	if d.errno != unix.EAGAIN {
+		return true
+	}
+	d.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	d.poll[1].Revents = 0
+	if _, err := unix.Poll(d.poll[:], idle); err != nil || d.poll[0].Revents == 0 {
+		return true // EINTR, time-out or Close
+	}
+	d.n, d.errno = d.in.receive(int(fd))
+	return true
+}
+
+// failed counts an error the kernel reports. ENOENT answers a verdict for a
+// packet it has dropped meanwhile, because its device or our table went away. The
+// queue goes on.
+func (d *driver) failed(errno unix.Errno) {
+	if errno == 0 {
+		return
+	}
+	if d.errors.Add(1) == 1 {
+		d.log.Debug("queue reports errors, counting them from now on", "queue", d.queue, "error", errno)
+	}
+}
+
+func (d *driver) fill(b *dataplane.Batch, q *queued) {
+	d.held[b.N] = origin{mark: q.mark &^ (d.marks.Accept | d.marks.Reply), hook: q.hook}
+	d.ids[b.N] = q.id
 	b.Packets[b.N] = dataplane.Packet{
-		Frame: p.payload, Length: p.length, ID: p.id, Device: p.device,
-		Reply: p.mark&d.marks.Reply != 0,
-		Final: true,
+		Frame: q.payload, Length: q.length, ID: q.id, Device: q.device,
+		Reply:  q.mark&d.marks.Reply != 0,
+		Final:  true,
+		ToHost: q.hook == unix.NF_INET_LOCAL_IN,
 	}
 	b.N++
 }
 
+// Reject implements dataplane.Rejecter. It makes the kernel tell the sender of a
+// packet of the batch in flight that it is refused; Apply then drops the packet,
+// whatever its Disposition. answer is not used: the kernel's own belongs to the
+// packet's connection, so where a Service address was translated it is translated
+// back. errNoReject where there is no rule for that: in the output hook, and on a
+// kernel without the expression.
+func (d *driver) Reject(p *dataplane.Packet, _ []byte) error {
+	if !d.rejects {
+		return errNoReject
+	}
+	for i, id := range d.ids {
+		if id == p.ID && d.held[i].hook != unix.NF_INET_LOCAL_OUT {
+			d.held[i].refused = true
+			return nil
+		}
+	}
+	return errNoReject
+}
+
+var errNoReject = errors.New("nfqueue: the packet cannot be refused")
+
 // Apply implements dataplane.Driver: one system call for the whole batch, no
 // allocation.
 func (d *driver) Apply(b *dataplane.Batch) error {
-	d.out = appendBatch(d.out[:0], d.queue, b, &d.origMarks, d.marks)
+	d.out = appendBatch(d.out[:0], d.queue, b, &d.held, d.marks)
 	if len(d.out) == 0 {
 		return nil
 	}
-	if err := d.raw.Write(d.send); err != nil {
+	if d.isClosed() {
+		return dataplane.ErrClosed
+	}
+	err := d.raw.Write(d.send)
+	if err == nil && d.errno != 0 {
+		err = d.errno
+	}
+	if err != nil {
 		if errors.Is(err, os.ErrClosed) || d.isClosed() {
 			return dataplane.ErrClosed
 		}
 		return fmt.Errorf("send verdicts of queue %d: %w", d.queue, err)
-	}
-	if d.sendErr != nil {
-		return fmt.Errorf("send verdicts of queue %d: %w", d.queue, d.sendErr)
 	}
 	return nil
 }
@@ -239,9 +298,12 @@ func (d *driver) isClosed() bool {
 	}
 }
 
-func (d *driver) sendto(fd uintptr) bool {
-	d.sendErr = unix.Sendto(int(fd), d.out, 0, &d.kernel)
-	return !errors.Is(d.sendErr, unix.EAGAIN)
+// sendTo writes the verdicts. The socket is not connected: what is written goes
+// to the kernel.
+func (d *driver) sendTo(fd uintptr) bool {
+	_, err := unix.Write(int(fd), d.out)
+	d.errno, _ = err.(unix.Errno)
+	return d.errno != unix.EAGAIN
 }
 
 // Close implements dataplane.Driver. The kernel drops packets that wait for a
@@ -249,10 +311,16 @@ func (d *driver) sendto(fd uintptr) bool {
 func (d *driver) Close() error {
 	d.close.Do(func() {
 		close(d.done)
-		// In this order: the library's Close waits for its reader, which only the
-		// context ends.
+		// Closing the socket waits for a Recv that is inside poll: wake it first.
+		_, werr := d.wake.Write([]byte{1, 0, 0, 0, 0, 0, 0, 0})
+		// The library's Close waits for its reader, whose last message (unbind)
+		// waits for an answer until the context ends.
 		d.cancel()
-		if err := d.nf.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		err := d.nf.Close()
+		if errors.Is(err, os.ErrClosed) {
+			err = nil
+		}
+		if err = errors.Join(werr, err, d.wake.Close()); err != nil {
 			d.closed = fmt.Errorf("close queue %d: %w", d.queue, err)
 		}
 		if n := d.errors.Load(); n != 0 {

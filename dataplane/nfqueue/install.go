@@ -1,6 +1,7 @@
 package nfqueue
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -20,10 +21,86 @@ const elementsPerMessage = 1000
 // firewall is our table in the kernel.
 type firewall struct {
 	conn     *nftables.Conn
+	port     uint32 // of conn: who changed something
 	config   Config
 	features features
 	table    *nftables.Table
-	selected map[netip.Addr]struct{} // what the kernel's sets hold
+	pods     pods              // what the kernel's sets hold
+	counted  map[string]uint64 // what the counters were when they were last read
+}
+
+// pods is what the sets hold.
+type pods struct {
+	selected, free map[netip.Addr]struct{}
+	// local in the kernel's form: a range starts at one element and ends before
+	// the next.
+	local [2][]nftables.SetElement // per family
+}
+
+func noPods() pods {
+	return pods{selected: map[netip.Addr]struct{}{}, free: map[netip.Addr]struct{}{}}
+}
+
+// podsOf returns what the sets shall hold. A pod that no policy selects is of
+// interest only where unknown ones are looked for.
+func podsOf(selected, locals []netip.Addr, prefixes []netip.Prefix) pods {
+	p := noPods()
+	for _, a := range selected {
+		p.selected[a.Unmap()] = struct{}{}
+	}
+	for i, v := range []bool{true, false} {
+		p.local[i] = ranges(prefixes, v)
+	}
+	if len(p.local[0])+len(p.local[1]) == 0 {
+		return p
+	}
+	for _, a := range locals {
+		if _, ok := p.selected[a.Unmap()]; !ok {
+			p.free[a.Unmap()] = struct{}{}
+		}
+	}
+	return p
+}
+
+// ranges returns the prefixes of a family as elements of an interval set, which
+// may not overlap.
+func ranges(prefixes []netip.Prefix, is4 bool) (elements []nftables.SetElement) {
+	var list []netip.Prefix
+	for _, p := range prefixes {
+		if p = p.Masked(); p.IsValid() && p.Addr().Is4() == is4 {
+			list = append(list, p)
+		}
+	}
+	// Of nested prefixes the widest comes first.
+	slices.SortFunc(list, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	var last netip.Prefix
+	for _, p := range list {
+		if last.IsValid() && last.Contains(p.Addr()) {
+			continue
+		}
+		last = p
+		elements = append(elements, nftables.SetElement{Key: p.Addr().AsSlice()})
+		if end := after(p); end.IsValid() {
+			elements = append(elements, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return elements
+}
+
+// after returns the first address behind a prefix, the zero Addr behind the last.
+func after(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for i := range b {
+		for bit := range 8 {
+			if i*8+bit >= p.Bits() {
+				b[i] |= 0x80 >> bit
+			}
+		}
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a.Next()
 }
 
 // openFirewall connects to nf_tables of a namespace and finds out what the
@@ -42,16 +119,34 @@ func openFirewall(c Config, nsFD int) (*firewall, error) {
 
 // connectFirewall only connects.
 func connectFirewall(c Config, nsFD int) (*firewall, error) {
+	f := &firewall{config: c, table: tableRef(), pods: noPods(), counted: map[string]uint64{}}
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(nsFD),
 		// A transaction is one message to the kernel, with one answer per part:
 		// a full restore of a large node must fit both ways.
-		nftables.WithSockOptions(func(nl *netlink.Conn) error {
-			return errors.Join(nl.SetWriteBuffer(4<<20), nl.SetReadBuffer(4<<20))
+		nftables.WithSockOptions(func(nl *netlink.Conn) (err error) {
+			f.port, err = portOf(nl)
+			return errors.Join(err, nl.SetWriteBuffer(4<<20), nl.SetReadBuffer(4<<20))
 		}))
 	if err != nil {
 		return nil, fmt.Errorf("open nf_tables netlink: %w", err)
 	}
-	return &firewall{conn: conn, config: c, table: tableRef(), selected: map[netip.Addr]struct{}{}}, nil
+	f.conn = conn
+	return f, nil
+}
+
+// portOf returns the port of a netlink socket: the kernel's name for whoever asks.
+func portOf(nl *netlink.Conn) (port uint32, err error) {
+	raw, err := nl.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		var sa unix.Sockaddr
+		if sa, err = unix.Getsockname(int(fd)); err == nil {
+			port = sa.(*unix.SockaddrNetlink).Pid
+		}
+	})
+	return port, errors.Join(cerr, err)
 }
 
 func tableRef() *nftables.Table {
@@ -64,7 +159,8 @@ func (f *firewall) close() error { return f.conn.CloseLasting() }
 func (f *firewall) probe() error {
 	try := func(exprs []expr.Any) error {
 		t := f.conn.AddTable(&nftables.Table{Name: TableName + "-probe", Family: nftables.TableFamilyINet})
-		ch := f.conn.AddChain(&nftables.Chain{Name: "probe", Table: t})
+		// A hook, because some expressions want to know where they are.
+		ch := f.conn.AddChain(&nftables.Chain{Name: "probe", Table: t, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
 		f.conn.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: exprs})
 		f.conn.DelTable(t)
 		return f.conn.Flush()
@@ -80,6 +176,7 @@ func (f *firewall) probe() error {
 		}
 	}
 	f.features.fib = try(sourceIsLocal()) == nil
+	f.features.reject = try(reject(unix.NFT_REJECT_TCP_RST, 0)) == nil
 	return nil
 }
 
@@ -93,7 +190,7 @@ func (f *firewall) gate() error {
 	if err != nil || !ok {
 		return err
 	}
-	if f.selected, err = f.installed(); err != nil {
+	if f.pods, err = f.installed(); err != nil {
 		return err
 	}
 	f.features.gate = true
@@ -103,7 +200,7 @@ func (f *firewall) gate() error {
 // install puts our table into the kernel in one transaction, in place of any other
 // of that name. On error nothing is changed.
 func (f *firewall) install() (err error) {
-	if _, err = f.create(f.selected); err != nil {
+	if err = f.create(f.pods); err != nil {
 		return fmt.Errorf("install table inet %s: %w", TableName, err)
 	}
 	return nil
@@ -115,21 +212,24 @@ func (f *firewall) open() error {
 	return f.install()
 }
 
-// create replaces the table; nothing is changed on error.
-func (f *firewall) create(selected map[netip.Addr]struct{}) (*nftables.Table, error) {
+// create replaces the table; nothing is changed on error. The counters go on.
+func (f *firewall) create(p pods) error {
+	if _, err := f.counters(); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
 	// Adding before deleting makes the deletion valid where there is no table.
 	f.conn.DelTable(f.conn.AddTable(tableRef()))
 	t := f.conn.AddTable(tableRef())
 	for _, s := range sets(t) {
 		if err := f.conn.AddSet(s, nil); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	if err := f.change(t, selected, f.conn.SetAddElements); err != nil {
-		return nil, err
+	if err := f.change(t, noPods(), p); err != nil {
+		return err
 	}
 	for _, name := range []string{counterBypassed, counterQueued} {
-		f.conn.AddObj(&nftables.CounterObj{Table: t, Name: name})
+		f.conn.AddObj(&nftables.CounterObj{Table: t, Name: name, Packets: f.counted[name]})
 	}
 	for _, c := range ruleset(f.config, f.features) {
 		nc := &nftables.Chain{Name: c.name, Table: t}
@@ -145,15 +245,24 @@ func (f *firewall) create(selected map[netip.Addr]struct{}) (*nftables.Table, er
 			})
 		}
 	}
-	return t, f.conn.Flush()
+	return f.conn.Flush()
 }
 
-// sets returns the two sets of selected addresses.
-func sets(t *nftables.Table) [2]*nftables.Set {
-	return [2]*nftables.Set{
-		{Table: t, Name: setSelected4, KeyType: nftables.TypeIPAddr},
-		{Table: t, Name: setSelected6, KeyType: nftables.TypeIP6Addr},
+// set returns one of our sets.
+func set(t *nftables.Table, name string, v family) *nftables.Set {
+	s := &nftables.Set{Table: t, Name: name + v.suffix, KeyType: nftables.TypeIPAddr, Interval: name == setLocal}
+	if v == ipv6 {
+		s.KeyType = nftables.TypeIP6Addr
 	}
+	return s
+}
+
+// sets returns all of our sets.
+func sets(t *nftables.Table) (all []*nftables.Set) {
+	for _, name := range []string{setSelected, setFree, setLocal} {
+		all = append(all, set(t, name, ipv4), set(t, name, ipv6))
+	}
+	return all
 }
 
 // present reports whether our table is in the kernel.
@@ -168,82 +277,132 @@ func (f *firewall) present() (bool, error) {
 	return true, nil
 }
 
-// installed returns the selected addresses of the table in the kernel, none if
+// installed returns what the sets of the table in the kernel hold, nothing if
 // there is no table.
-func (f *firewall) installed() (map[netip.Addr]struct{}, error) {
-	found := map[netip.Addr]struct{}{}
+func (f *firewall) installed() (pods, error) {
+	p := noPods()
 	ok, err := f.present()
 	if err != nil || !ok {
-		return found, err
+		return p, err
 	}
-	for _, s := range sets(tableRef()) {
-		elements, err := f.conn.GetSetElements(s)
-		if errors.Is(err, unix.ENOENT) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read set %s of the earlier table: %w", s.Name, err)
-		}
-		for _, e := range elements {
-			if a, ok := netip.AddrFromSlice(e.Key); ok {
-				found[a] = struct{}{}
+	for i, v := range []family{ipv4, ipv6} {
+		for _, name := range []string{setSelected, setFree, setLocal} {
+			elements, err := f.conn.GetSetElements(set(tableRef(), name, v))
+			if errors.Is(err, unix.ENOENT) {
+				continue // the table of an older version
+			}
+			if err != nil {
+				return noPods(), fmt.Errorf("read set %s%s of the earlier table: %w", name, v.suffix, err)
+			}
+			if name == setLocal {
+				// Ordered as ranges orders them: the end of a range before the
+				// start of the next.
+				slices.SortFunc(elements, func(a, b nftables.SetElement) int {
+					return cmp.Or(slices.Compare(a.Key, b.Key), boolCompare(b.IntervalEnd, a.IntervalEnd))
+				})
+				for _, e := range elements {
+					p.local[i] = append(p.local[i], nftables.SetElement{Key: e.Key, IntervalEnd: e.IntervalEnd})
+				}
+				continue
+			}
+			for _, e := range elements {
+				a, ok := netip.AddrFromSlice(e.Key)
+				switch {
+				case !ok:
+				case name == setSelected:
+					p.selected[a] = struct{}{}
+				default:
+					p.free[a] = struct{}{}
+				}
 			}
 		}
 	}
-	return found, nil
+	return p, nil
 }
 
-// selectAddrs brings the sets to exactly the given addresses in one transaction.
-// If somebody removed the table, it is installed again. On error the kernel is
-// unchanged.
-func (f *firewall) selectAddrs(addrs []netip.Addr) error {
-	want := make(map[netip.Addr]struct{}, len(addrs))
-	for _, a := range addrs {
-		want[a.Unmap()] = struct{}{}
+func boolCompare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
 	}
+	return 1
+}
+
+// apply brings the sets to exactly p in one transaction. If somebody removed the
+// table, it is installed again. On error the kernel is unchanged.
+func (f *firewall) apply(p pods) error {
 	ok, err := f.present()
 	if err != nil {
 		return err
 	}
 	if !ok {
 		f.config.Logger.Warn("table was removed by other software, installing it again", "table", TableName)
-		if _, err = f.create(want); err != nil {
+		if err := f.create(p); err != nil {
 			return fmt.Errorf("install table inet %s again: %w", TableName, err)
 		}
-		f.selected = want
+		f.pods = p
 		return nil
 	}
-	if err := f.change(f.table, minus(want, f.selected), f.conn.SetAddElements); err != nil {
-		return err
-	}
-	if err := f.change(f.table, minus(f.selected, want), f.conn.SetDeleteElements); err != nil {
+	if err := f.change(f.table, f.pods, p); err != nil {
 		return err
 	}
 	if err := f.conn.Flush(); err != nil {
-		return fmt.Errorf("update the sets of selected pods: %w", err)
+		return fmt.Errorf("update the sets of pods: %w", err)
 	}
-	f.selected = want
+	f.pods = p
 	return nil
 }
 
-// change queues one kind of element change for both sets.
-func (f *firewall) change(t *nftables.Table, addrs map[netip.Addr]struct{}, op func(*nftables.Set, []nftables.SetElement) error) error {
-	var elements [2][]nftables.SetElement
-	for _, a := range sorted(addrs) {
-		i := 0
-		if a.Is6() {
-			i = 1
+// change adds to the transaction what turns the sets from old to p. A pod that
+// goes from one set to another is in one of them at every moment: the transaction
+// is one step.
+func (f *firewall) change(t *nftables.Table, old, p pods) error {
+	for i, v := range []family{ipv4, ipv6} {
+		if !slices.EqualFunc(old.local[i], p.local[i], sameElement) {
+			s := set(t, setLocal, v)
+			if len(old.local[i]) != 0 {
+				f.conn.FlushSet(s)
+			}
+			if len(p.local[i]) != 0 {
+				if err := f.conn.SetAddElements(s, p.local[i]); err != nil {
+					return err
+				}
+			}
 		}
-		elements[i] = append(elements[i], nftables.SetElement{Key: a.AsSlice()})
-	}
-	for i, s := range sets(t) {
-		for part := range slices.Chunk(elements[i], elementsPerMessage) {
-			if err := op(s, part); err != nil {
-				return err
+		for _, c := range []struct {
+			name   string
+			old, p map[netip.Addr]struct{}
+		}{{setSelected, old.selected, p.selected}, {setFree, old.free, p.free}} {
+			s := set(t, c.name, v)
+			for part := range slices.Chunk(only(v, minus(c.p, c.old)), elementsPerMessage) {
+				if err := f.conn.SetAddElements(s, part); err != nil {
+					return err
+				}
+			}
+			for part := range slices.Chunk(only(v, minus(c.old, c.p)), elementsPerMessage) {
+				if err := f.conn.SetDeleteElements(s, part); err != nil {
+					return err
+				}
 			}
 		}
 	}
 	return nil
+}
+
+func sameElement(a, b nftables.SetElement) bool {
+	return a.IntervalEnd == b.IntervalEnd && slices.Equal(a.Key, b.Key)
+}
+
+// only returns the addresses of a family as elements, in order.
+func only(v family, addrs map[netip.Addr]struct{}) (elements []nftables.SetElement) {
+	for _, a := range sorted(addrs) {
+		if a.Is4() == (v == ipv4) {
+			elements = append(elements, nftables.SetElement{Key: a.AsSlice()})
+		}
+	}
+	return elements
 }
 
 // counters reads our named counters (packets).
@@ -252,13 +411,12 @@ func (f *firewall) counters() (map[string]uint64, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read counters of table inet %s: %w", TableName, err)
 	}
-	values := map[string]uint64{}
 	for _, o := range objs {
 		if c, ok := o.(*nftables.CounterObj); ok {
-			values[c.Name] = c.Packets
+			f.counted[c.Name] = max(f.counted[c.Name], c.Packets)
 		}
 	}
-	return values, nil
+	return f.counted, nil
 }
 
 // remove deletes our table; no table is no error.

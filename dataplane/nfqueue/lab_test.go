@@ -36,7 +36,10 @@ const (
 type judge struct {
 	allow    atomic.Pointer[func(flow.Key) bool]
 	forget   atomic.Bool // allow packets without Remember
+	refuse   atomic.Bool // tell the sender of denied packets
 	selected []netip.Addr
+	locals   []netip.Addr
+	prefixes []netip.Prefix
 	errs     chan error
 	wg       sync.WaitGroup
 
@@ -72,6 +75,20 @@ func (j *judge) Lookup(k flow.Key) classifier.Decision {
 // Selected implements Decider.
 func (j *judge) Selected() []netip.Addr { return j.selected }
 
+// Locals implements Decider.
+func (j *judge) Locals() []netip.Addr { return j.locals }
+
+// LocalPrefixes implements Decider.
+func (j *judge) LocalPrefixes() []netip.Prefix { return j.prefixes }
+
+// UnknownLocal implements Decider.
+func (j *judge) UnknownLocal(k flow.Key) (src, dst bool) {
+	unknown := func(a netip.Addr) bool {
+		return slices.ContainsFunc(j.prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) && !slices.Contains(j.locals, a)
+	}
+	return unknown(k.Src.Netip()), unknown(k.Dst.Netip())
+}
+
 func (j *judge) serve(d dataplane.Driver) {
 	j.wg.Add(1)
 	go func() {
@@ -84,7 +101,7 @@ func (j *judge) serve(d dataplane.Driver) {
 				}
 				return
 			}
-			j.decide(&b)
+			j.decide(&b, d)
 			if err := d.Apply(&b); err != nil && !errors.Is(err, dataplane.ErrClosed) {
 				j.errs <- err
 			}
@@ -92,7 +109,7 @@ func (j *judge) serve(d dataplane.Driver) {
 	}()
 }
 
-func (j *judge) decide(b *dataplane.Batch) {
+func (j *judge) decide(b *dataplane.Batch, d dataplane.Driver) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for i := range b.Packets[:b.N] {
@@ -109,6 +126,10 @@ func (j *judge) decide(b *dataplane.Batch) {
 		q.allowed = p.Problem == packet.OK && j.Lookup(q.key).Verdict == classifier.Allow
 		if q.allowed {
 			p.Disposition, p.Remember = dataplane.PassPacket, !j.forget.Load()
+		} else if j.refuse.Load() {
+			if err := d.(*driver).Reject(p, nil); err != nil {
+				j.errs <- err
+			}
 		}
 		j.seen = append(j.seen, q)
 	}
@@ -198,7 +219,7 @@ func (w *world) stop(t testing.TB) {
 
 func (w *world) update(t testing.TB) (cut int) {
 	t.Helper()
-	cut, err := w.backend.update(w.judge)
+	cut, err := w.backend.update(w.judge, dataplane.Change{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,13 +26,15 @@ func openLosses(c Config) (*queueLosses, error) {
 
 func (q *queueLosses) close() error { return q.file.Close() }
 
-// read returns the packets lost since the queues were bound.
-func (q *queueLosses) read() (total uint64, err error) {
+// read returns the packets that wait for a verdict now, and those lost since the
+// queues were bound.
+func (q *queueLosses) read() (waiting, lost uint64, err error) {
 	lines, err := q.lines()
 	for _, l := range lines {
-		total += l.queueDropped + l.userDropped
+		waiting += l.waiting
+		lost += l.queueDropped + l.userDropped
 	}
-	return total, err
+	return waiting, lost, err
 }
 
 // free returns an error if somebody has one of our queues.
@@ -58,6 +60,7 @@ func (q *queueLosses) lines() ([]queueLine, error) {
 // queueLine is what we read of a line of nfnetlink_queue.
 type queueLine struct {
 	num, port    uint64
+	waiting      uint64 // for a verdict
 	queueDropped uint64 // the queue was full
 	userDropped  uint64 // the socket's receive buffer was full
 }
@@ -68,8 +71,8 @@ type queueLine struct {
 func parseQueues(b []byte, first, last uint16) (lines []queueLine, err error) {
 	for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
 		var l queueLine
-		var waiting, mode, length uint64
-		if _, err := fmt.Sscan(s.Text(), &l.num, &l.port, &waiting, &mode, &length, &l.queueDropped, &l.userDropped); err != nil {
+		var mode, length uint64
+		if _, err := fmt.Sscan(s.Text(), &l.num, &l.port, &l.waiting, &mode, &length, &l.queueDropped, &l.userDropped); err != nil {
 			return lines, fmt.Errorf("line %q of nfnetlink_queue: %w", s.Text(), err)
 		}
 		if l.num >= uint64(first) && l.num <= uint64(last) {

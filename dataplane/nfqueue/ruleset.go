@@ -7,6 +7,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
 // Names inside the kernel. They are part of the interface: operators see them
@@ -14,15 +16,20 @@ import (
 const (
 	TableName = "tierwall"
 
-	setSelected4    = "selected4"
-	setSelected6    = "selected6"
+	// Sets; the family's digit follows. Addresses of pods that policy selects,
+	// the prefixes of this node's pods, and addresses in them that are judged by
+	// nobody: pods no policy selects, and the node's own.
+	setSelected = "selected"
+	setLocal    = "local"
+	setFree     = "free"
+
 	counterBypassed = "bypassed"
 	counterQueued   = "queued"
 )
 
 // Hook priorities. We judge after everyone's filter chains (priority 0), so that
 // a packet somebody else drops never costs an upcall or an audit record, and
-// save a verdict right behind.
+// save a verdict of the output hook right behind.
 const (
 	priorityJudge nftables.ChainPriority = 10
 	prioritySave  nftables.ChainPriority = 20
@@ -32,6 +39,7 @@ const (
 type features struct {
 	queueExpr bool // native nft "queue", else xtables NFQUEUE
 	fib       bool // "fib saddr type local", else the output hook asks userspace
+	reject    bool // nft "reject": the kernel tells the sender, else nobody does
 	// gate drops what would be queued. It holds traffic off while queues are
 	// bound.
 	gate bool
@@ -55,12 +63,20 @@ type ruleSpec struct {
 // before they are jumped to.
 func ruleset(c Config, f features) []chain {
 	accept, ours := c.Marks.Accept, c.Marks.Accept|c.Marks.Reply
-	known := ruleSpec{"accepted connection", join(ctMarkHas(accept), count(counterBypassed), verdict(expr.VerdictAccept))}
-	passed := ruleSpec{"accepted by the fast path; chain save remembers it", join(markHas(accept), verdict(expr.VerdictAccept))}
+	// The first rule is all that most packets meet. One of an accepted connection
+	// that has a mark of ours comes from the fast path.
+	known := ruleSpec{"accepted connection", join(ctMarkHas(accept), count(counterBypassed), markHasNot(ours), verdict(expr.VerdictAccept))}
+	passed := ruleSpec{"accepted by userspace or the fast path", join(markHas(accept), gotoChain("passed"))}
+	remember := ruleSpec{"the rest of the connection stays in the kernel", join(markHas(accept), setCtMark(accept))}
+	forget := ruleSpec{"our bits end here", setMark(^ours, 0)}
 	own := []ruleSpec{
 		// Without this a connection that a policy update has cut would be opened
 		// again by the node's next answer.
 		{"answers to pods: judged when the pod opened the connection", join(ctDirection(reply), verdict(expr.VerdictAccept))},
+	}
+	if f.reject {
+		// To the end that opened the connection it is an answer, see above.
+		own = append(own, ruleSpec{"a refusal to the end that was called", join(ctRelated(), tcpReset(), verdict(expr.VerdictAccept))})
 	}
 	if f.fib {
 		own = append(own,
@@ -69,42 +85,114 @@ func ruleset(c Config, f features) []chain {
 		)
 	}
 	own = append(own, ruleSpec{"sent on behalf of somebody else", gotoChain("judge")})
-	save := []ruleSpec{
-		{"the rest of the connection stays in the kernel", join(markHas(accept), setCtMark(accept))},
-		{"our bits end here", join(markHas(ours), setMark(^ours, 0))},
+	mine := []ruleSpec{remember, forget}
+	var chains []chain
+	if f.reject {
+		chains = append(chains, refuse())
+		mine = append([]ruleSpec{{"userspace refuses it", join(markIs(ours, ours), gotoChain("refuse"))}}, mine...)
 	}
-	return []chain{
+	chains = append(chains, []chain{
 		{name: "judge", rules: []ruleSpec{
 			{"bits of other software are no verdict", setMark(^ours, 0)},
 			{"tell userspace the direction", join(ctDirection(reply), setMark(^uint32(0), c.Marks.Reply))},
 			{"ask userspace", join(count(counterQueued), queue(c, f))},
 		}},
 		{name: "own", rules: own},
-		{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: []ruleSpec{
-			known,
-			passed,
-			{"to a policed pod", join(addressIn(unix.NFPROTO_IPV4, dst), gotoChain("judge"))},
-			{"from a policed pod", join(addressIn(unix.NFPROTO_IPV4, src), gotoChain("judge"))},
-			{"to a policed pod", join(addressIn(unix.NFPROTO_IPV6, dst), gotoChain("judge"))},
-			{"from a policed pod", join(addressIn(unix.NFPROTO_IPV6, src), gotoChain("judge"))},
-		}},
-		{name: "forward-save", hook: nftables.ChainHookForward, priority: prioritySave, rules: save},
-		{name: "input", hook: nftables.ChainHookInput, priority: priorityJudge, rules: []ruleSpec{
-			known,
-			passed,
+		{name: "passed", rules: mine},
+	}...)
+	for _, v := range []family{ipv4, ipv6} {
+		chains = append(chains,
+			chain{name: "forward" + v.suffix, rules: []ruleSpec{
+				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("judge"))},
+				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("judge"))},
+				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("judge"))},
+				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), gotoChain("judge"))},
+			}},
+			chain{name: "input" + v.suffix, rules: []ruleSpec{
+				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("judge"))},
+				// A bridge gives the node itself an address among its pods'.
+				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), notLoopback(), gotoChain("judge"))},
+			}},
+			chain{name: "output" + v.suffix, rules: []ruleSpec{
+				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("own"))},
+				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("own"))},
+			}},
+		)
+	}
+	perFamily := func(name string) []ruleSpec {
+		return []ruleSpec{
+			{"IPv4", join(protocolIs(unix.NFPROTO_IPV4), gotoChain(name+ipv4.suffix))},
+			{"IPv6", gotoChain(name + ipv6.suffix)},
+		}
+	}
+	return append(chains,
+		chain{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: append([]ruleSpec{known, passed}, perFamily("forward")...)},
+		chain{name: "input", hook: nftables.ChainHookInput, priority: priorityJudge, rules: append([]ruleSpec{
+			known, passed,
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
-			{"from a policed pod", join(addressIn(unix.NFPROTO_IPV4, src), gotoChain("judge"))},
-			{"from a policed pod", join(addressIn(unix.NFPROTO_IPV6, src), gotoChain("judge"))},
-		}},
-		{name: "input-save", hook: nftables.ChainHookInput, priority: prioritySave, rules: save},
-		{name: "output", hook: nftables.ChainHookOutput, priority: priorityJudge, rules: []ruleSpec{
+		}, perFamily("input")...)},
+		chain{name: "output", hook: nftables.ChainHookOutput, priority: priorityJudge, rules: append([]ruleSpec{
 			{"refusals pass and do not accept the connection they refuse", join(markHas(accept), setMark(^ours, 0), verdict(expr.VerdictAccept))},
 			{"accepted connection", join(ctMarkHas(accept), verdict(expr.VerdictAccept))},
-			{"to a policed pod", join(addressIn(unix.NFPROTO_IPV4, dst), gotoChain("own"))},
-			{"to a policed pod", join(addressIn(unix.NFPROTO_IPV6, dst), gotoChain("own"))},
-		}},
-		{name: "output-save", hook: nftables.ChainHookOutput, priority: prioritySave, rules: save},
+		}, perFamily("output")...)},
+		// A packet judged in the output hook cannot take it again with the accept
+		// bit: there the bit means a refusal.
+		chain{name: "output-save", hook: nftables.ChainHookOutput, priority: prioritySave, rules: []ruleSpec{remember, forget}},
+	)
+}
+
+// refuse tells the sender of a packet and drops it. The kernel knows what must not
+// be answered and limits ICMP (net.ipv4.icmp_ratelimit), and the answer belongs to
+// the connection of the packet: behind a Service it comes from the Service's
+// address.
+func refuse() chain {
+	return chain{name: "refuse", rules: []ruleSpec{
+		{"reset (S2-21)", join(transportIs(unix.IPPROTO_TCP), reject(unix.NFT_REJECT_TCP_RST, 0))},
+		// RFC 1122 §3.2.2.1 and RFC 4443 §3.1
+		{"host administratively prohibited (S2-22)", join(protocolIs(unix.NFPROTO_IPV4), reject(unix.NFT_REJECT_ICMP_UNREACH, 10))},
+		{"communication administratively prohibited (S2-22)", reject(unix.NFT_REJECT_ICMP_UNREACH, 1)},
+	}}
+}
+
+func reject(typ uint32, code uint8) []expr.Any {
+	return []expr.Any{&expr.Reject{Type: typ, Code: code}}
+}
+
+func transportIs(proto byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, compare(expr.CmpOpEq, []byte{proto})}
+}
+
+// markIs matches packets of whose mark the bits have this value.
+func markIs(bits, value uint32) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}, masked(bits, 0), compare(expr.CmpOpEq, host32(value))}
+}
+
+// family is what differs between the protocols: set names end in the suffix.
+type family struct {
+	suffix   string
+	src, len uint32 // of the source address in the header; the destination follows
+}
+
+var (
+	ipv4 = family{"4", 12, 4} // RFC 791 §3.1
+	ipv6 = family{"6", 8, 16} // RFC 8200 §3
+)
+
+// load puts an address into reg1.
+func (v family) load(s side) []expr.Any {
+	load := &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: v.src, Len: v.len}
+	if s == dst {
+		load.Offset += load.Len
 	}
+	return []expr.Any{load}
+}
+
+func (v family) in(set string) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: reg1, SetName: set + v.suffix}}
+}
+
+func (v family) notIn(set string) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: reg1, SetName: set + v.suffix, Invert: true}}
 }
 
 // Numbers of the kernel's rule language that the libraries do not name.
@@ -147,6 +235,11 @@ func markHas(bits uint32) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}, masked(bits, 0), compare(expr.CmpOpNeq, host32(0))}
 }
 
+// markHasNot matches packets whose mark has none of the bits.
+func markHasNot(bits uint32) []expr.Any {
+	return markIs(bits, 0)
+}
+
 // setMark sets the packet mark to (mark & keep) with the bits of set on.
 func setMark(keep, set uint32) []expr.Any {
 	return []expr.Any{
@@ -174,25 +267,28 @@ func ctDirection(dir byte) []expr.Any {
 	return []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg1}, compare(expr.CmpOpEq, []byte{dir})}
 }
 
+// ctRelated matches packets that belong to a connection without being its own:
+// among what the host sends, refusals of packets of it.
+func ctRelated() []expr.Any {
+	return []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: reg1}, masked(expr.CtStateBitRELATED, 0), compare(expr.CmpOpNeq, host32(0))}
+}
+
+// tcpReset matches TCP segments that only end something (RFC 9293 §3.1).
+func tcpReset() []expr.Any {
+	return join(transportIs(unix.IPPROTO_TCP), []expr.Any{
+		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{packet.RST}, Xor: []byte{0}},
+		compare(expr.CmpOpNeq, []byte{0}),
+	})
+}
+
 func protocolIs(nfproto byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1}, compare(expr.CmpOpEq, []byte{nfproto})}
 }
 
-// addressIn matches packets of a family whose source or destination is a
-// selected pod.
-func addressIn(nfproto byte, s side) []expr.Any {
-	load := &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader}
-	set := setSelected4
-	if nfproto == unix.NFPROTO_IPV4 {
-		load.Offset, load.Len = 12, 4 // RFC 791 §3.1
-	} else {
-		load.Offset, load.Len = 8, 16 // RFC 8200 §3
-		set = setSelected6
-	}
-	if s == dst {
-		load.Offset += load.Len
-	}
-	return join(protocolIs(nfproto), []expr.Any{load, &expr.Lookup{SourceRegister: reg1, SetName: set}})
+// notLoopback matches packets that came from outside this host.
+func notLoopback() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: reg1}, compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK))}
 }
 
 // neighbourDiscovery matches what RFC 4861 §6.1 and §7.1 let a node accept: hop

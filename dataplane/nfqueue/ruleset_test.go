@@ -25,9 +25,9 @@ func TestRulesetGolden(t *testing.T) {
 		c Config
 		f features
 	}{
-		"native-closed.txt":     {Config{Queues: 2}, features{queueExpr: true, fib: true}},
-		"xtables-closed.txt":    {Config{Queues: 2}, features{fib: true}},
-		"xtables-open.txt":      {Config{Queues: 1, FailOpen: true}, features{fib: true}},
+		"native-closed.txt":     {Config{Queues: 2}, features{queueExpr: true, fib: true, reject: true}},
+		"xtables-closed.txt":    {Config{Queues: 2}, features{fib: true, reject: true}},
+		"xtables-open.txt":      {Config{Queues: 1, FailOpen: true}, features{fib: true, reject: true}},
 		"native-open-nofib.txt": {Config{Queues: 4, QueueNum: 100, FailOpen: true, Marks: Marks{0x1, 0x80000000}}, features{queueExpr: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -62,15 +62,15 @@ func golden(t *testing.T, name, got string) {
 // node, or neighbour discovery.
 func TestAcceptsAreGuarded(t *testing.T) {
 	c, _ := Config{}.complete()
-	for _, f := range []features{{}, {queueExpr: true}, {fib: true}, {queueExpr: true, fib: true}} {
+	for _, f := range []features{{}, {queueExpr: true}, {fib: true}, {queueExpr: true, fib: true}, {queueExpr: true, fib: true, reject: true}} {
 		for _, ch := range ruleset(c, f) {
 			for _, r := range ch.rules {
 				text := renderExprs(r.exprs)
-				if !strings.Contains(text, "accept") {
+				if !strings.Contains(text, "accept") && !strings.Contains(text, "goto passed") {
 					continue
 				}
 				guarded := strings.Contains(text, "reg1 & 0x00000020") || strings.Contains(text, "fib saddr type") ||
-					strings.Contains(text, "cmp gte reg1 0x85") || ch.name == "own" && strings.Contains(text, "ct load direction")
+					strings.Contains(text, "cmp gte reg1 0x85") || ch.name == "own" && (strings.Contains(text, "ct load direction") || strings.Contains(text, "13 reg1"))
 				if !guarded {
 					t.Errorf("chain %s accepts without a reason: %s", ch.name, text)
 				}
@@ -113,16 +113,21 @@ func renderExpr(e expr.Any) string {
 		}
 		return fmt.Sprintf("%#x", b)
 	}
-	word := func(b []byte) string { return fmt.Sprintf("0x%08x", binary.NativeEndian.Uint32(b)) }
+	word := func(b []byte) string {
+		if len(b) == 1 {
+			return fmt.Sprintf("%#02x", b[0])
+		}
+		return fmt.Sprintf("0x%08x", binary.NativeEndian.Uint32(b))
+	}
 	switch e := e.(type) {
 	case *expr.Meta:
-		key := map[expr.MetaKey]string{expr.MetaKeyMARK: "mark", expr.MetaKeyNFPROTO: "nfproto", expr.MetaKeyL4PROTO: "l4proto"}[e.Key]
+		key := map[expr.MetaKey]string{expr.MetaKeyMARK: "mark", expr.MetaKeyNFPROTO: "nfproto", expr.MetaKeyL4PROTO: "l4proto", expr.MetaKeyIIFTYPE: "iiftype"}[e.Key]
 		if e.SourceRegister {
 			return fmt.Sprintf("meta set %s reg%d", key, e.Register)
 		}
 		return fmt.Sprintf("meta load %s reg%d", key, e.Register)
 	case *expr.Ct:
-		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction"}[e.Key]
+		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction", expr.CtKeySTATE: "state"}[e.Key]
 		if e.SourceRegister {
 			return fmt.Sprintf("ct set %s reg%d", key, e.Register)
 		}
@@ -136,12 +141,17 @@ func renderExpr(e expr.Any) string {
 		base := map[expr.PayloadBase]string{expr.PayloadBaseNetworkHeader: "network", expr.PayloadBaseTransportHeader: "transport"}[e.Base]
 		return fmt.Sprintf("load %d@%s+%d reg%d", e.Len, base, e.Offset, e.DestRegister)
 	case *expr.Lookup:
+		if e.Invert {
+			return fmt.Sprintf("lookup reg%d not @%s", e.SourceRegister, e.SetName)
+		}
 		return fmt.Sprintf("lookup reg%d @%s", e.SourceRegister, e.SetName)
 	case *expr.Fib:
 		if !e.FlagSADDR || !e.ResultADDRTYPE {
 			return fmt.Sprintf("fib %+v", *e)
 		}
 		return fmt.Sprintf("fib saddr type reg%d", e.Register)
+	case *expr.Reject:
+		return fmt.Sprintf("reject type %d code %d", e.Type, e.Code)
 	case *expr.Objref:
 		return fmt.Sprintf("objref %d %s", e.Type, strings.TrimRight(e.Name, "\x00"))
 	case *expr.Queue:

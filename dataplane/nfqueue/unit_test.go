@@ -67,19 +67,21 @@ func attr16(v uint16) []byte { return appendAttr(nil, v, nil)[2:4] }
 // nothing is allocated.
 func TestAppendBatch(t *testing.T) {
 	var b dataplane.Batch
-	marks := [dataplane.BatchSize]uint32{0, 0x4000, 0, 0}
-	b.N = 4
+	held := [dataplane.BatchSize]origin{1: {mark: 0x4000, hook: unix.NF_INET_FORWARD}, 2: {mark: 0x8000}, 4: {mark: 0x4000, hook: unix.NF_INET_LOCAL_OUT}}
+	b.N = 5
 	b.Packets[0] = dataplane.Packet{ID: 1, Disposition: dataplane.DropPacket, Remember: true}
 	b.Packets[1] = dataplane.Packet{ID: 2, Disposition: dataplane.PassPacket, Remember: true}
 	b.Packets[2] = dataplane.Packet{ID: 3, Disposition: dataplane.PassPacket}
 	b.Packets[3] = dataplane.Packet{ID: 4, Disposition: dataplane.DeferPacket, Remember: true}
-	b.Packets[4] = dataplane.Packet{ID: 5, Disposition: dataplane.PassPacket} // beyond N
+	b.Packets[4] = dataplane.Packet{ID: 5, Disposition: dataplane.PassPacket, Remember: true}
+	b.Packets[5] = dataplane.Packet{ID: 6, Disposition: dataplane.PassPacket} // beyond N
 	want := appendVerdict(nil, 7, 1, nfDrop, 0, false)
-	want = appendVerdict(want, 7, 2, nfAccept, 0x4020, true)
-	want = appendVerdict(want, 7, 3, nfAccept, 0, false)
+	want = appendVerdict(want, 7, 2, nfRepeat, 0x4020, true)
+	want = appendVerdict(want, 7, 3, nfAccept, 0x8000, true)
 	want = appendVerdict(want, 7, 4, nfDrop, 0, false)
+	want = appendVerdict(want, 7, 5, nfAccept, 0x4020, true)
 	buf := make([]byte, 0, dataplane.BatchSize*verdictMarkLen)
-	got := appendBatch(buf, 7, &b, &marks, DefaultMarks)
+	got := appendBatch(buf, 7, &b, &held, DefaultMarks)
 	if !slices.Equal(got, want) {
 		t.Errorf("batch\n got %x\nwant %x", got, want)
 	}
@@ -87,7 +89,7 @@ func TestAppendBatch(t *testing.T) {
 	for i := range b.Packets {
 		b.Packets[i] = dataplane.Packet{Disposition: dataplane.Disposition(i % 3), Remember: i%2 == 0}
 	}
-	if n := testing.AllocsPerRun(100, func() { appendBatch(buf, 7, &b, &marks, DefaultMarks) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { appendBatch(buf, 7, &b, &held, DefaultMarks) }); n != 0 {
 		t.Errorf("appendBatch allocates %v times, want 0", n)
 	}
 }
@@ -101,8 +103,8 @@ func TestApplyAllocates(t *testing.T) {
 	}
 	f := os.NewFile(uintptr(fd), "netlink")
 	defer f.Close()
-	d := &driver{queue: 7300, marks: DefaultMarks, done: make(chan struct{}), kernel: unix.SockaddrNetlink{Family: unix.AF_NETLINK}}
-	d.send = d.sendto
+	c, _ := Config{}.complete()
+	d := newDriver(c, 7300)
 	if d.raw, err = f.SyscallConn(); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +122,7 @@ func TestApplyAllocates(t *testing.T) {
 
 func TestParseQueues(t *testing.T) {
 	file := " 7299  1 0 2 128 50 50 0  1\n 7300  1234     3 2   128     5     2      77  1\n 7301  1235  0 2 128 0 10 0  1\n 7302 9 0 2 128 50 50 0 1\n"
-	want := []queueLine{{7300, 1234, 5, 2}, {7301, 1235, 0, 10}}
+	want := []queueLine{{7300, 1234, 3, 5, 2}, {7301, 1235, 0, 0, 10}}
 	if got, err := parseQueues([]byte(file), 7300, 7301); !slices.Equal(got, want) || err != nil {
 		t.Errorf("lines are %v, %v, want %v", got, err, want)
 	}

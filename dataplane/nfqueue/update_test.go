@@ -2,16 +2,20 @@ package nfqueue
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -31,15 +35,16 @@ func TestUpdateCuts(t *testing.T) {
 			alive(t, bad, name)
 			w.judge.take()
 
-			w.judge.policy(toPort(portGood))
+			// By its port: what an earlier round cut may try again meanwhile.
+			w.judge.policy(func(k flow.Key) bool { return k.SrcPort != localPort(bad) })
 			if cut := w.update(t); cut != 1 {
 				t.Errorf("%s: Update cut %d connections, want 1", name, cut)
 			}
 			dead(t, bad, name+" denied")
 			alive(t, good, name+" allowed")
 			for _, q := range w.judge.take() {
-				if q.key.DstPort != portBad || q.allowed {
-					t.Errorf("%s: judged %+v, want packets of the denied connection only", name, q)
+				if q.key.SrcPort == localPort(good) || q.key.SrcPort == localPort(bad) && q.allowed {
+					t.Errorf("%s: judged %+v, want packets of the denied connection only, denied", name, q)
 				}
 			}
 			if cut := w.update(t); cut != 0 {
@@ -84,7 +89,7 @@ func TestUpdateKeepsTheQueue(t *testing.T) {
 	go func() { done <- w.a.NS.Probe("udp", s.Addr, nstest.Timeout) }()
 	<-asked // the packet waits for its verdict now
 	other := &stubTable{selected: []netip.Addr{w.a.Addr4, netip.MustParseAddr("10.244.0.99"), netip.MustParseAddr("fd00::99")}}
-	if _, err := w.backend.update(other); err != nil {
+	if _, err := w.backend.update(other, dataplane.Change{}); err != nil {
 		t.Fatal(err)
 	}
 	close(release)
@@ -95,8 +100,8 @@ func TestUpdateKeepsTheQueue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if fmt.Sprint(sorted(got)) != "[10.244.0.2 10.244.0.99 fd00::99]" {
-		t.Errorf("the kernel's sets hold %v, want those of the table", sorted(got))
+	if fmt.Sprint(sorted(got.selected)) != "[10.244.0.2 10.244.0.99 fd00::99]" {
+		t.Errorf("the kernel's sets hold %v, want those of the table", sorted(got.selected))
 	}
 }
 
@@ -116,15 +121,15 @@ func TestUpdateManyPods(t *testing.T) {
 			netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}))
 	}
 	for _, want := range [][]netip.Addr{many, many[:10], nil} {
-		if _, err := w.backend.update(&stubTable{selected: want}); err != nil {
+		if _, err := w.backend.update(&stubTable{selected: want}, dataplane.Change{}); err != nil {
 			t.Fatal(err)
 		}
 		got, err := w.backend.fw.installed()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(got) != len(want) {
-			t.Errorf("the kernel's sets hold %d addresses, want %d", len(got), len(want))
+		if len(got.selected) != len(want) {
+			t.Errorf("the kernel's sets hold %d addresses, want %d", len(got.selected), len(want))
 		}
 	}
 }
@@ -287,19 +292,82 @@ func TestSweepIsExact(t *testing.T) {
 	}
 }
 
-// BenchmarkUpdate measures Update with 10,000 accepted connections in the kernel.
-func BenchmarkUpdate(b *testing.B) {
-	for _, bc := range []struct {
+// scope is a change of a few addresses.
+type scope struct{ addrs []netip.Addr }
+
+func (s scope) Touches(a flow.Addr) bool { return slices.Contains(s.addrs, a.Netip()) }
+func (s scope) Affects(k flow.Key) bool  { return s.Touches(k.Src) || s.Touches(k.Dst) }
+func (s scope) Touched(limit int) (addrs []flow.Addr, ok bool) {
+	for _, a := range s.addrs {
+		addrs = append(addrs, flow.AddrFrom(a))
+	}
+	return addrs, len(addrs) <= limit
+}
+
+// Update looks only at connections the change may be about, and cuts of these
+// what is denied: by an address at either end, behind a Service as well, in both
+// families; and by walking all of them where the addresses are many.
+func TestUpdateIsTargeted(t *testing.T) {
+	w := newWorld(t, Config{Queues: 1}, everything)
+	vip := netip.MustParseAddr("10.96.0.10")
+	w.nft(t, "services", nftables.Chain{Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest},
+		dnat(vip, w.b.Addr4, portGood))
+	fillConntrack(t, w.NS, 500) // from 10.245.0.1 to 10.244.0.3, which is b
+	for _, addr := range []netip.Addr{w.b.Addr4, w.b.Addr6} {
+		nstest.Echo(t, w.b.NS, "tcp", addr, portGood)
+	}
+	nstest.Echo(t, w.Outside, "tcp", w.Outside4, portGood)
+	service, direct := dial(t, w.a.NS, "tcp", at(vip, 80)), dial(t, w.a.NS, "tcp", at(w.b.Addr6, portGood))
+	other := dial(t, w.a.NS, "tcp", at(w.Outside4, portGood))
+	var looked []flow.Key
+	w.judge.policy(func(k flow.Key) bool { looked = append(looked, k); return false })
+	many := make([]netip.Addr, fewAddrs)
+	for i := range many {
+		many[i] = netip.AddrFrom4([4]byte{10, 9, 9, byte(i)})
+	}
+	for _, tc := range []struct {
 		name  string
-		allow func(flow.Key) bool
+		addrs []netip.Addr
 		cut   int
-	}{{"10k-kept", everything, 0}, {"10k-cut", nothing, 10000}} {
+	}{
+		{"nobody", nil, 0},
+		{"an address without connections", many[:1], 0},
+		{"the source of one, and a VIP", []netip.Addr{netip.MustParseAddr("192.0.2.77"), vip}, 0},
+		{"the destination, IPv6", []netip.Addr{w.b.Addr6}, 1},
+		{"the source of many", []netip.Addr{netip.MustParseAddr("10.245.0.1")}, 500},
+		{"the destination behind a Service", []netip.Addr{w.b.Addr4, w.b.Addr6}, 1},
+		{"many addresses", append(many, w.Outside4), 1},
+		{"all that is left", nil, 0},
+	} {
+		looked = nil
+		cut, err := w.backend.update(w.judge, dataplane.ChangeWithin(scope{tc.addrs}))
+		if err != nil || cut != tc.cut || len(looked) != tc.cut {
+			t.Errorf("%s: Update cut %d connections and looked at %d, %v, want %d", tc.name, cut, len(looked), err, tc.cut)
+		}
+	}
+	w.judge.policy(nothing)
+	for name, c := range map[string]net.Conn{"service": service, "direct": direct, "other": other} {
+		dead(t, c, name)
+	}
+}
+
+// BenchmarkUpdate measures Update with 10,000 accepted connections in the kernel,
+// for a change of everything and one of a single address with no connection.
+func BenchmarkUpdate(b *testing.B) {
+	nobody := dataplane.ChangeWithin(scope{[]netip.Addr{netip.MustParseAddr("10.9.9.9")}})
+	for _, bc := range []struct {
+		name   string
+		allow  func(flow.Key) bool
+		change dataplane.Change
+		cut    int
+	}{{"10k-kept", everything, dataplane.Change{}, 0}, {"10k-cut", nothing, dataplane.Change{}, 10000}, {"10k-one-pod", nothing, nobody, 0}} {
 		b.Run(bc.name, func(b *testing.B) {
 			w := newWorld(b, Config{Queues: 1}, bc.allow)
 			fillConntrack(b, w.NS, 10000)
 			for b.Loop() {
-				if cut := w.update(b); cut != bc.cut {
-					b.Fatalf("Update cut %d connections, want %d", cut, bc.cut)
+				cut, err := w.backend.update(w.judge, bc.change)
+				if err != nil || cut != bc.cut {
+					b.Fatalf("Update cut %d connections, %v, want %d", cut, err, bc.cut)
 				}
 				if bc.cut != 0 {
 					b.StopTimer()

@@ -22,8 +22,10 @@ _Static_assert(sizeof(__u64) == 8 && sizeof(void *) == 8, "BPF is a 64-bit machi
 
 enum { /* enum bpf_map_type */
 	MAP_HASH = 1,
+	MAP_ARRAY = 2,
 	MAP_PERCPU_ARRAY = 6,
 	MAP_LRU_HASH = 9,
+	MAP_LPM_TRIE = 11,
 	MAP_XSKMAP = 17,
 };
 
@@ -34,11 +36,13 @@ enum { /* enum tcx_action_base */
 
 enum { /* enum xdp_action */
 	XDP_DROP = 1,
+	XDP_PASS = 2,
 };
 
 enum {
 	BPF_ANY = 0,
-	BPF_F_INGRESS = 1, /* flag of redirect() */
+	BPF_F_INGRESS = 1,    /* flag of redirect() */
+	BPF_F_NO_PREALLOC = 1, /* flag of a map */
 };
 
 /* struct __sk_buff */
@@ -69,6 +73,8 @@ static long (*const map_update)(void *map, const void *key, const void *value, _
 static long (*const skb_store_bytes)(struct skb *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*const redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*const skb_load_bytes)(const void *skb, __u32 off, void *to, __u32 len) = (void *)26;
+static long (*const skb_change_tail)(struct skb *skb, __u32 len, __u64 flags) = (void *)38;
+static long (*const skb_pull_data)(struct skb *skb, __u32 len) = (void *)39;
 static long (*const redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 static __u64 (*const ktime_coarse)(void) = (void *)160; /* CLOCK_MONOTONIC_COARSE, Linux 5.11 */
 

@@ -6,26 +6,43 @@
 #include "kernel.h"
 
 /*
- * One direction of a flow, as package flow defines it: IPv4 addresses in mapped
- * form, ports in host byte order, ICMP type<<8|code as destination port and echo
- * identifier as source port. Addresses are in network byte order.
+ * A flow, as package flow defines it, without its direction: both directions of a
+ * connection have the same key, and so one entry. The ends are ordered: end "a"
+ * has the smaller address, compared as four little-endian words from the last to
+ * the first, or the smaller port if the addresses are equal. An ICMP echo is
+ * ordered by what it is instead: "a" sent the request, its port is the echo
+ * identifier and b's is the request's type<<8|code.
+ *
+ * IPv4 addresses are in mapped form. Addresses are in network, ports in host byte
+ * order.
  */
 struct flow_key {
-	__u32 src[4], dst[4];
-	__u16 sport, dport;
-	__u8 proto, zero[3];
+	__u32 a[4], b[4];
+	__u16 aport, bport;
+	__u8 proto;
+	__u8 back; /* in map denied: this direction is from b to a. 0 elsewhere. */
+	__u8 zero[2];
 };
 
 enum {
-	FLOW_REPLY = 1,	  /* this direction is opposite to the one that opened the connection */
+	FLOW_BACK = 1,	  /* the connection was opened from b to a */
 	FLOW_CLOSING = 2, /* FIN or RST seen */
 };
 
-/* What is remembered of a flow. It counts while its generation is the current one. */
+/* How many cells addresses are sorted into: see struct flow. */
+enum { CELLS = 16384 };
+
+/*
+ * What is remembered of a flow. It counts while no change of policy since it was
+ * judged was about it: its generation must not be less than valid_from, nor than
+ * what map cells has for the addresses of its ends.
+ */
 struct flow {
-	__u32 generation;
+	__u64 generation;  /* the last policy it is known to be judged by */
+	__u64 last;	   /* CLOCK_MONOTONIC_COARSE ns of the last packet, at most a second old */
+	__u32 ifindex[2];  /* devices that the guard let packets from the ends a and b come from */
+	__u16 cell[2];	   /* of the ends a and b */
 	__u32 flags;
-	__u64 last; /* CLOCK_MONOTONIC_COARSE ns of the last packet, at most a second old */
 };
 
 struct address {
@@ -34,38 +51,51 @@ struct address {
 
 /* A device whose packets we judge. */
 struct device {
-	__u8 own[6];  /* MAC address of the device */
+	__u8 own[6];  /* source MAC address of packets to the pod */
 	__u8 peer[6]; /* source MAC address the pod last used */
+	__u32 zero;
+	__u64 due; /* when all upcalls so far fit the rate limit, CLOCK_MONOTONIC_COARSE ns */
 };
 
 /*
  * On the upcall pair a frame's source MAC address says where it came from and,
  * on the way back, what userspace decided:
  *
- *	byte 0	101 a r e 10	a accepted, r reply, e captured on egress;
- *				10 makes it a locally administered unicast address
- *	byte 1	nonce, drawn when the programs were loaded
+ *	byte 0	1 f c a r e 10	a accepted, r reply, e captured on egress, c cut short,
+ *				f no later hook will see it; 10 makes it a locally
+ *				administered unicast address
+ *	byte 1	nonce, drawn when the pair was made
  *	2..5	ifindex, big-endian
  */
 enum {
-	META_BASE = 0xa2,
-	META_FIXED = 0xe3,
+	META_BASE = 0x82,
+	META_FIXED = 0x83,
 	META_EGRESS = 0x04,
 	META_REPLY = 0x08,
 	META_ACCEPT = 0x10,
+	META_CUT = 0x20,
+	META_FINAL = 0x40,
 };
 
-/* Indexes of the counters map. */
+/* Indexes of the counters map. Each packet a pod program sees counts under one of those up to COUNT_RETURNED. */
 enum counter {
-	COUNT_HIT,	   /* passed: the flow is accepted and remembered */
-	COUNT_UPCALL,	   /* frames sent up, after segmentation */
-	COUNT_LATER,	   /* left to the later hook: the flow is known to be its business */
-	COUNT_UNPARSED,	   /* left to the later hook: cannot be parsed here, or too large */
-	COUNT_DROP,	   /* dropped: as above, without a later hook */
-	COUNT_EXEMPT,	   /* passed: not IP, neighbour discovery */
-	COUNT_RETURNED,	   /* came back from userspace and went on its way */
-	COUNT_STRAY,	   /* frames on the upcall pair that are not ours, dropped */
-	COUNT_RECEIVED,	   /* frames the socket side of the upcall pair received */
+	COUNT_HIT,	  /* passed: the flow is accepted and remembered */
+	COUNT_UPCALL,	  /* packets sent up; a GSO packet counts as its segments */
+	COUNT_LATER,	  /* left to the later hook: the flow is known to be its business */
+	COUNT_UNPARSED,	  /* left to the later hook: cannot be parsed here, or too large */
+	COUNT_DROP,	  /* dropped: as above, without a later hook */
+	COUNT_EXEMPT,	  /* passed: not IP, neighbour discovery */
+	COUNT_DENIED,	  /* dropped: userspace denied the flow a moment ago */
+	COUNT_LIMITED,	  /* dropped: the source sends more first packets than it may */
+	COUNT_ALONE_DROP, /* dropped: no daemon to judge it */
+	COUNT_ALONE_PASS, /* no daemon to judge it: left to the later hook, or passed because the fail mode is open */
+	COUNT_UNKNOWN,	  /* dropped: an address of the node's pods that no known pod has */
+	COUNT_FORGED,	  /* dropped: another pod's address */
+	COUNT_FOREIGN,	  /* not a pod's business, left alone */
+	COUNT_RETURNED,	  /* came back from userspace and went on its way */
+	COUNT_STRAY,	  /* frames on the upcall pair that are not ours, dropped */
+	COUNT_RECEIVED,	  /* frames the socket side of the upcall pair received */
+	COUNT_UNHEARD,	  /* of those, dropped because no socket was there */
 	COUNTERS
 };
 

@@ -1,0 +1,102 @@
+package afxdp
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+)
+
+// Attach is the hook by which programs go onto the pods' devices.
+type Attach string
+
+// Ways of attaching, best first.
+const (
+	// AttachAuto takes the first of the others that this kernel has.
+	AttachAuto Attach = "auto"
+	// AttachTCX needs Linux 6.6. Other agents' programs stay beside ours.
+	AttachTCX Attach = "tcx"
+	// AttachClsact uses the same programs as filters of a clsact qdisc (Linux
+	// 4.5). A device that has an ingress qdisc, or a filter of somebody else at
+	// the first place, cannot have ours.
+	AttachClsact Attach = "clsact"
+	// AttachXDPGeneric sees packets from pods only, and can drop but not judge:
+	// forged and unknown addresses end here, the later hook judges the rest.
+	// There is no upcall and no driver. Not with Strict.
+	AttachXDPGeneric Attach = "xdp-generic"
+)
+
+// UplinkMode is how the uplinks' XDP program runs.
+type UplinkMode string
+
+// Uplink modes. The zero value is UplinkOff.
+const (
+	UplinkOff     UplinkMode = "off"
+	UplinkNative  UplinkMode = "native"  // in the driver, which must have XDP
+	UplinkGeneric UplinkMode = "generic" // in the stack, any device
+)
+
+// AttachConfig says which devices get programs and how.
+type AttachConfig struct {
+	// Attach forces a way of attaching; "" is AttachAuto.
+	Attach Attach
+	// Exclude names devices that are never touched (path.Match); it wins over
+	// Devices.
+	Exclude []string
+	// PodCIDRs are prefixes this node's pods get addresses from, beside those
+	// the table knows (the Node object's). With any of them known, programs go
+	// onto a device before anybody knows whose it is, and packets with an address
+	// in them that no known pod has are dropped.
+	PodCIDRs []netip.Prefix
+	// PassUnknown leaves such packets alone: fail mode open.
+	PassUnknown bool
+	// AllowSpoofing lets a pod send from addresses that are not its own.
+	AllowSpoofing bool
+	// Uplinks names devices towards other nodes. Their XDP program, if
+	// UplinkMode is not off, drops early what is known to be denied and what
+	// claims to come from a pod of this node. It passes everything else on.
+	Uplinks    []string
+	UplinkMode UplinkMode
+}
+
+func (c *Config) fillAttach() error {
+	if c.Attach == "" {
+		c.Attach = AttachAuto
+	}
+	if c.UplinkMode == "" {
+		c.UplinkMode = UplinkOff
+	}
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if all := []Attach{AttachAuto, AttachTCX, AttachClsact, AttachXDPGeneric}; !slices.Contains(all, c.Attach) {
+		bad("attach %q: want one of %q", c.Attach, all)
+	}
+	if all := []UplinkMode{UplinkOff, UplinkNative, UplinkGeneric}; !slices.Contains(all, c.UplinkMode) {
+		bad("uplink mode %q: want one of %q", c.UplinkMode, all)
+	}
+	if c.Attach == AttachXDPGeneric && c.Strict {
+		bad("attach %s cannot judge packets: it needs the nfqueue backend behind it", c.Attach)
+	}
+	for _, p := range c.Exclude {
+		if _, err := path.Match(p, ""); err != nil {
+			bad("device pattern %q: %w", p, err)
+		}
+	}
+	for i, p := range c.PodCIDRs {
+		if !p.IsValid() || p.Bits() == 0 {
+			bad("pod CIDR %v: want a prefix that is not everything", p)
+			continue
+		}
+		c.PodCIDRs[i] = p.Masked()
+	}
+	return errors.Join(errs...)
+}
+
+// excluded reports whether a device of that name is not to be touched.
+func (c *Config) excluded(name string) bool {
+	return slices.ContainsFunc(c.Exclude, func(p string) bool {
+		ok, _ := path.Match(p, name)
+		return ok
+	})
+}

@@ -1,0 +1,229 @@
+package afxdp
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+)
+
+// scene is what netlink says about the namespace, no opinion yet.
+type scene struct {
+	links map[int]netlink.Link
+	hosts map[int][]netip.Addr   // host routes by device
+	nets  map[int][]netip.Prefix // other routes by device, link-local and multicast left out
+	own   []netip.Addr           // the node's own IPv6 addresses
+}
+
+// known is what the policy says about the node's pods.
+type known struct {
+	locals map[netip.Addr]bool
+	cidrs  []netip.Prefix
+}
+
+// near reports whether a network holds pods of this node.
+func (k *known) near(p netip.Prefix) bool {
+	if p.Bits() == 0 {
+		return false
+	}
+	if slices.ContainsFunc(k.cidrs, p.Overlaps) {
+		return true
+	}
+	for a := range k.locals {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// place is a device that gets our programs.
+type place struct {
+	link  netlink.Link
+	pods  []netip.Addr // addresses of known pods behind it
+	guard guardState
+}
+
+// plan is which devices get our programs and what the guard must know.
+type plan struct {
+	places map[int]place
+	ports  map[uint32]uint32      // bridge ports, see bpf/guard.h
+	pods   map[flow.Addr]localPod // every local pod
+	cidrs  map[prefixKey]uint8
+	twice  []netip.Addr // pods whose address two devices claim
+}
+
+// localPod is struct local_pod of bpf/guard.h.
+type localPod struct{ Ifindex uint32 }
+
+// makePlan decides from the state alone. A device is
+//
+//   - a pod's if a host route to a local pod leads to it, or if it is a port of a
+//     bridge that holds pods;
+//   - perhaps a pod's if its other end is in another namespace, the pod CIDRs are
+//     known, and no route to a network elsewhere leads to it (an uplink's does).
+//
+// behind returns the addresses at the other end of a veth pair, and previous
+// where a pod's address was before: of two devices that claim one, the first
+// keeps it.
+func (c *Config) makePlan(s *scene, k known, behind func(netlink.Link) []netip.Addr, previous func(flow.Addr) uint32) plan {
+	p := plan{places: map[int]place{}, ports: map[uint32]uint32{}, pods: map[flow.Addr]localPod{}, cidrs: map[prefixKey]uint8{}}
+	for _, cidr := range k.cidrs {
+		p.cidrs[makePrefixKey(cidr)] = 1
+	}
+	for a := range k.locals {
+		p.pods[flow.AddrFrom(a)] = localPod{}
+	}
+	bridges := map[int]netlink.Link{}
+	for index, l := range s.links {
+		if l.Type() == "bridge" && c.holdsPods(s, &k, index, behind) {
+			bridges[index] = l
+		}
+	}
+	// In the order of their numbers, so that the result does not depend on a
+	// map's whim.
+	indexes := make([]int, 0, len(s.links))
+	for index := range s.links {
+		indexes = append(indexes, index)
+	}
+	slices.Sort(indexes)
+	for _, index := range indexes {
+		l := s.links[index]
+		bridge := bridges[l.Attrs().MasterIndex]
+		if bridge != nil {
+			p.ports[uint32(index)] = uint32(bridge.Attrs().Index)
+		}
+		if pl, ok := c.place(s, &k, l, bridge, behind); ok {
+			p.places[index] = pl
+		}
+	}
+	p.bind(indexes, previous, !c.AllowSpoofing)
+	return p
+}
+
+// holdsPods reports whether a bridge has pods: by the networks routed to it or,
+// where the node takes no part in its network, by what is behind its ports.
+func (c *Config) holdsPods(s *scene, k *known, index int, behind func(netlink.Link) []netip.Addr) bool {
+	if nets := s.nets[index]; len(nets) > 0 {
+		return slices.ContainsFunc(nets, k.near)
+	}
+	for _, l := range s.links {
+		if l.Attrs().MasterIndex == index && c.eligible(l) &&
+			slices.ContainsFunc(behind(l), func(a netip.Addr) bool { return k.locals[a] }) {
+			return true
+		}
+	}
+	return false
+}
+
+// place says what one device is to us.
+func (c *Config) place(s *scene, k *known, l netlink.Link, bridge netlink.Link, behind func(netlink.Link) []netip.Addr) (place, bool) {
+	attrs := l.Attrs()
+	if !c.eligible(l) {
+		return place{}, false
+	}
+	pl := place{link: l}
+	for _, a := range s.hosts[attrs.Index] {
+		if k.locals[a] {
+			pl.pods = append(pl.pods, a)
+		}
+	}
+	if bridge != nil {
+		pl.guard.Bridge = uint32(bridge.Attrs().Index)
+		copy(pl.guard.BridgeMAC[:], bridge.Attrs().HardwareAddr)
+		for _, a := range behind(l) {
+			if k.locals[a] && !slices.Contains(pl.pods, a) {
+				pl.pods = append(pl.pods, a)
+			}
+		}
+	}
+	switch {
+	case len(pl.pods) > 0 || bridge != nil:
+		pl.guard.Flags = guardPod
+	case !c.candidate(l, k, s.nets[attrs.Index]):
+		return place{}, false
+	}
+	return pl, true
+}
+
+// eligible reports whether the programs could go onto a device at all.
+func (c *Config) eligible(l netlink.Link) bool {
+	name := l.Attrs().Name
+	return l.Type() == "veth" && name != UpcallStack && name != UpcallSocket && c.wants(name) && !c.excluded(name) &&
+		!(c.UplinkMode != UplinkOff && slices.Contains(c.Uplinks, name))
+}
+
+// candidate reports whether an eligible device may become a pod's.
+func (c *Config) candidate(l netlink.Link, k *known, nets []netip.Prefix) bool {
+	return l.Attrs().NetNsID >= 0 && len(k.cidrs) > 0 &&
+		!slices.ContainsFunc(nets, func(p netip.Prefix) bool { return !k.near(p) })
+}
+
+// bind gives every pod's address to one device.
+func (p *plan) bind(indexes []int, previous func(flow.Addr) uint32, antiSpoofing bool) {
+	claims := map[netip.Addr][]uint32{}
+	for _, index := range indexes {
+		for _, a := range p.places[index].pods {
+			claims[a] = append(claims[a], uint32(index))
+		}
+	}
+	for a, by := range claims {
+		key := flow.AddrFrom(a)
+		owner := by[0]
+		if len(by) > 1 {
+			p.twice = append(p.twice, a)
+			if before := previous(key); slices.Contains(by, before) {
+				owner = before
+			}
+		}
+		p.pods[key] = localPod{Ifindex: owner}
+	}
+	slices.SortFunc(p.twice, netip.Addr.Compare)
+	if !antiSpoofing {
+		return
+	}
+	for index, pl := range p.places {
+		var addrs []flow.Addr
+		for _, a := range pl.pods {
+			if key := flow.AddrFrom(a); p.pods[key].Ifindex == uint32(index) {
+				addrs = append(addrs, key)
+			}
+		}
+		if len(addrs) == 0 {
+			continue
+		}
+		pl.guard.Flags |= guardBound
+		for i := range pl.guard.Addrs { // the last one is repeated
+			pl.guard.Addrs[i] = addrs[min(i, len(addrs)-1)]
+		}
+		p.places[index] = pl
+	}
+}
+
+// hostAddress returns the address of a /32 or /128.
+func hostAddress(n *net.IPNet) (netip.Addr, bool) {
+	p, ok := prefixOf(n)
+	return p.Addr(), ok && p.IsSingleIP()
+}
+
+// prefixOf converts what the route library returns. nil, a default route of
+// older versions, is not ok.
+func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
+	if n == nil {
+		return netip.Prefix{}, false
+	}
+	a, ok := netip.AddrFromSlice(n.IP)
+	ones, size := n.Mask.Size()
+	if !ok || size == 0 {
+		return netip.Prefix{}, false
+	}
+	a = a.Unmap()
+	if a.Is4() && size == 128 {
+		ones -= 96
+	}
+	p := netip.PrefixFrom(a, ones)
+	return p, p.IsValid()
+}

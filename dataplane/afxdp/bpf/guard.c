@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// XDP programs. They can drop and pass, not judge.
+//
+// pod_xdp is for kernels that have no hook for pod.c: it keeps forged and unknown
+// addresses out, on packets from a pod only. uplink_xdp is on a device towards
+// other nodes: it drops early what the programs on the pods' devices would drop
+// late, because userspace denied it a moment ago, and what claims to come from a
+// pod of this node. Neither lets in anything that would not get in without it.
+
+#include "tierwall.h"
+#include "guard.h"
+
+// As in pod.c, whose maps these are when its programs are there too.
+volatile const __u64 deny_time = 0;
+#define SHARED SEC(".data.shared")
+volatile __u64 generation SHARED = 1;
+volatile __u64 valid_from SHARED = 1;
+volatile __u64 alive SHARED = 0;
+volatile __u32 nonce SHARED = 0;
+
+struct {
+	UINT(type, MAP_ARRAY);
+	UINT(max_entries, CELLS);
+	TYPE(key, __u32);
+	TYPE(value, __u64);
+} cells SEC(".maps");
+
+struct {
+	UINT(type, MAP_LRU_HASH);
+	UINT(max_entries, 65536);
+	TYPE(key, struct flow_key);
+	TYPE(value, struct flow);
+} denied SEC(".maps");
+
+struct {
+	UINT(type, MAP_PERCPU_ARRAY);
+	UINT(max_entries, COUNTERS);
+	TYPE(key, __u32);
+	TYPE(value, __u64);
+} counters SEC(".maps");
+
+INLINE int drop(__u32 which)
+{
+	__u64 *c = map_lookup(&counters, &which);
+	if (c)
+		*c += 1;
+	return XDP_DROP;
+}
+
+enum { ETHER = 14, IPV4 = 20, IPV6 = 40 };
+enum { ETH_IPV4 = 0x0800, ETH_IPV6 = 0x86dd };
+enum { TCP = 6, UDP = 17, SCTP = 132 };
+
+struct frame {
+	struct address src, dst;
+	const __u8 *l4;	  // 0 if the packet has no ports where we look for them
+	const __u8 *end;
+	__u8 proto;
+};
+
+// read reports whether a frame is IP. It does not follow extension headers.
+INLINE int read(struct xdp_md *ctx, struct frame *f)
+{
+	const __u8 *data = (const __u8 *)(unsigned long)ctx->data;
+	f->end = (const __u8 *)(unsigned long)ctx->data_end;
+	f->l4 = 0;
+	if (data + ETHER > f->end)
+		return 0;
+	const __u8 *ip = data + ETHER;
+	switch (data[12] << 8 | data[13]) {
+	case ETH_IPV4:
+		if (ip + IPV4 > f->end)
+			return 0;
+		f->src = (struct address){{0, 0, htonl(0xffff), *(const __u32 *)(ip + 12)}};
+		f->dst = (struct address){{0, 0, htonl(0xffff), *(const __u32 *)(ip + 16)}};
+		f->proto = ip[9];
+		if (ip[0] == 0x45 && !(*(const __u16 *)(ip + 6) & htons(0x3fff))) // no options, no fragment
+			f->l4 = ip + IPV4;
+		return 1;
+	case ETH_IPV6:
+		if (ip + IPV6 > f->end)
+			return 0;
+		f->src = *(const struct address *)(ip + 8);
+		f->dst = *(const struct address *)(ip + 24);
+		f->proto = ip[6];
+		f->l4 = ip + IPV6;
+		return 1;
+	}
+	return 0;
+}
+
+// above orders the ends of a flow: see struct flow_key.
+INLINE int above(const struct frame *f, __u16 sport, __u16 dport)
+{
+#pragma unroll
+	for (int i = 3; i >= 0; i--)
+		if (f->src.words[i] != f->dst.words[i])
+			return f->src.words[i] > f->dst.words[i];
+	return sport > dport;
+}
+
+INLINE __u64 changed(__u16 cell)
+{
+	__u32 i = cell & (CELLS - 1);
+	__u64 *g = map_lookup(&cells, &i);
+	return g ? *g : ~0ULL;
+}
+
+// refused reports whether userspace denied the packet's flow, in its direction,
+// a moment ago and under the policy in force.
+INLINE int refused(const struct frame *f)
+{
+	if (!f->l4 || f->l4 + 4 > f->end || (f->proto != TCP && f->proto != UDP && f->proto != SCTP))
+		return 0;
+	__u16 sport = f->l4[0] << 8 | f->l4[1], dport = f->l4[2] << 8 | f->l4[3];
+	int back = above(f, sport, dport);
+	struct flow_key k = {.proto = f->proto, .back = back};
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		k.a[i] = back ? f->dst.words[i] : f->src.words[i];
+		k.b[i] = back ? f->src.words[i] : f->dst.words[i];
+	}
+	k.aport = back ? dport : sport;
+	k.bport = back ? sport : dport;
+	struct flow *d = map_lookup(&denied, &k);
+	return d && d->generation >= valid_from && d->generation >= changed(d->cell[0]) &&
+	       d->generation >= changed(d->cell[1]) && ktime_coarse() < d->last + deny_time;
+}
+
+SEC("xdp.frags") int uplink_xdp(struct xdp_md *ctx)
+{
+	struct frame f;
+	if (!read(ctx, &f))
+		return XDP_PASS;
+	if (anti_spoofing && map_lookup(&local_pods, &f.src))
+		return drop(COUNT_FORGED);
+	return refused(&f) ? drop(COUNT_DENIED) : XDP_PASS;
+}
+
+SEC("xdp") int pod_xdp(struct xdp_md *ctx)
+{
+	__u32 ifindex = ctx->ingress_ifindex;
+	struct guard *g = map_lookup(&guards, &ifindex);
+	struct frame f;
+	if (!g || !read(ctx, &f))
+		return XDP_PASS;
+	switch (guard_source(g, &f.src, ifindex)) {
+	case GUARD_UNKNOWN:
+		return drop(COUNT_UNKNOWN);
+	case GUARD_FORGED:
+		// Neighbour discovery starts before there is an address, and from
+		// link-local ones; the kernel sends nothing of the kind on.
+		if ((f.src.words[0] & htonl(0xffc00000)) == htonl(0xfe800000) ||
+		    !(f.src.words[0] | f.src.words[1] | f.src.words[2] | f.src.words[3]))
+			return XDP_PASS;
+		return drop(COUNT_FORGED);
+	default:
+		return XDP_PASS;
+	}
+}
+
+char license_name[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whose device is this, and may this address be on it? Included by pod.c and by
+ * guard.c, after tierwall.h.
+ *
+ * Programs go onto a device as soon as it appears, before anybody has said whose
+ * it is, so three kinds of devices carry them:
+ *
+ *	a pod's, whose addresses are known	everything is judged
+ *	a pod's that we have not heard of yet	its address is in the node's pod CIDRs
+ *						and nobody's: dropped
+ *	not a pod's (other container engines)	addresses outside the pod CIDRs: left alone
+ *
+ * guard_source runs on every packet from a device, before the flow map: what is
+ * accepted is accepted for the pod that has the address. guard_destination runs
+ * on packets to a device that belong to no accepted flow.
+ */
+#ifndef TIERWALL_GUARD_H
+#define TIERWALL_GUARD_H
+
+#include "tierwall.h"
+
+enum {
+	GUARD_POD = 1,	 /* a pod's device for sure: foreign addresses are judged, not left alone */
+	GUARD_BOUND = 2, /* the pod's addresses are all known: any other source is forged */
+	GUARD_ADDRESSES = 4,
+};
+
+/* What is known about a device that carries our programs. */
+struct guard {
+	__u32 flags;
+	__u32 bridge;	 /* ifindex of the bridge the device is a port of, or 0 */
+	__u8 bridge_mac[6], zero[2];
+	/* Some of the pod's addresses: a shortcut past local_pods. Unused ones repeat
+	 * another; all are zero without GUARD_BOUND and never compared. */
+	struct address addrs[GUARD_ADDRESSES];
+};
+
+/* An address of a local pod. */
+struct local_pod {
+	__u32 ifindex; /* the device it is behind, 0 if that is not known */
+};
+
+struct prefix {
+	__u32 bits; /* of the mapped form: 96 more for IPv4 */
+	struct address address;
+};
+
+/* Set before loading. */
+volatile const __u8 pass_unknown = 0;  /* fail mode open: pods nobody knows are left alone */
+volatile const __u8 anti_spoofing = 1; /* an address on another pod's device is dropped */
+
+struct {
+	UINT(type, MAP_HASH);
+	UINT(max_entries, 4096);
+	TYPE(key, __u32);
+	TYPE(value, struct guard);
+} guards SEC(".maps");
+
+struct {
+	UINT(type, MAP_HASH);
+	UINT(max_entries, 16384);
+	TYPE(key, struct address);
+	TYPE(value, struct local_pod);
+} local_pods SEC(".maps");
+
+/* The prefixes this node's pods get their addresses from. */
+struct {
+	UINT(type, MAP_LPM_TRIE);
+	UINT(max_entries, 1024);
+	UINT(map_flags, BPF_F_NO_PREALLOC);
+	TYPE(key, struct prefix);
+	TYPE(value, __u8);
+} pod_cidrs SEC(".maps");
+
+/* Ports of bridges that have pods, whoever is behind them: ifindex -> bridge. */
+struct {
+	UINT(type, MAP_HASH);
+	UINT(max_entries, 4096);
+	TYPE(key, __u32);
+	TYPE(value, __u32);
+} bridge_ports SEC(".maps");
+
+enum guarded {
+	GUARD_JUDGE,  /* go on */
+	GUARD_LEAVE,  /* not a pod's business */
+	GUARD_UNKNOWN, /* a pod's address that no known pod has: drop */
+	GUARD_FORGED, /* another pod's address: drop */
+};
+
+INLINE int same(const struct address *a, const struct address *b)
+{
+	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] &&
+	       a->words[3] == b->words[3];
+}
+
+INLINE int guard_has(const struct guard *g, const struct address *a)
+{
+	if (!(g->flags & GUARD_BOUND))
+		return 0;
+	for (int i = 0; i < GUARD_ADDRESSES; i++)
+		if (same(&g->addrs[i], a))
+			return 1;
+	return 0;
+}
+
+/* guard_rest is for addresses that no known local pod has. */
+INLINE enum guarded guard_rest(const struct guard *g, const struct address *a)
+{
+	struct prefix p = {.bits = 128, .address = *a};
+	if (!pass_unknown && map_lookup(&pod_cidrs, &p))
+		return GUARD_UNKNOWN;
+	return g->flags & GUARD_POD ? GUARD_JUDGE : GUARD_LEAVE;
+}
+
+/* guard_source judges a source address seen on a packet from the device. */
+INLINE enum guarded guard_source(const struct guard *g, const struct address *src, __u32 ifindex)
+{
+	if (guard_has(g, src))
+		return GUARD_JUDGE;
+	struct local_pod *l = map_lookup(&local_pods, src);
+	if (l)
+		return l->ifindex == 0 || l->ifindex == ifindex || !anti_spoofing ? GUARD_JUDGE : GUARD_FORGED;
+	if (g->flags & GUARD_BOUND)
+		return GUARD_FORGED;
+	return guard_rest(g, src);
+}
+
+/* guard_destination judges the destination of a packet to the device. */
+INLINE enum guarded guard_destination(const struct guard *g, const struct address *dst)
+{
+	if (guard_has(g, dst) || map_lookup(&local_pods, dst))
+		return GUARD_JUDGE;
+	return guard_rest(g, dst);
+}
+
+#endif

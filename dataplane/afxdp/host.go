@@ -1,0 +1,32 @@
+package afxdp
+
+import (
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+)
+
+// hostSet is the addresses of this host. One goroutine sets them, any may ask.
+// The zero value is empty.
+type hostSet struct {
+	addrs atomic.Pointer[map[flow.Addr]struct{}]
+}
+
+func (h *hostSet) set(own []netip.Addr) {
+	m := make(map[flow.Addr]struct{}, len(own))
+	for _, a := range own {
+		m[flow.AddrFrom(a)] = struct{}{}
+	}
+	h.addrs.Store(&m)
+}
+
+// IsHost implements dataplane.HostKnower for a driver.
+func (h *hostSet) IsHost(a flow.Addr) bool {
+	if h == nil || h.addrs.Load() == nil {
+		return false
+	}
+	m := h.addrs.Load()
+	_, ok := (*m)[a]
+	return ok
+}

@@ -1,0 +1,49 @@
+package afxdp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/asavie/xdp"
+
+	"github.com/tierwall/tierwall/dataplane"
+)
+
+var errNotHeld = errors.New("afxdp: an answer to a packet that is not there")
+
+// Reject implements dataplane.Rejecter. The answer takes the buffer of the packet
+// it answers, which is dropped, and leaves with the batch through the upcall pair:
+// what came from the pod is answered towards it, what was on its way there is
+// answered as if the pod had. Which stations these are the kernel side knows; to
+// ask it costs a system call, at the rate the engine allows.
+func (d *driver) Reject(p *dataplane.Packet, answer []byte) error {
+	if p.ID >= uint32(d.n) || len(answer) < metaEnd {
+		return errNotHeld
+	}
+	m := &d.meta[p.ID]
+	var dev deviceState
+	if err := d.devices.Lookup(uint32(m.Ifindex), &dev); err != nil {
+		return fmt.Errorf("answer on device %d: %w", m.Ifindex, err)
+	}
+	// Every buffer holds MaxAnswer bytes behind its headroom: see Config.FrameSize.
+	desc := xdp.Desc{Addr: d.held[p.ID].Addr, Len: uint32(len(answer))}
+	frame := d.sock.xsk.GetFrame(desc)
+	copy(frame, answer)
+	answerMeta(frame, m, &dev, d.nonce)
+	d.held[p.ID] = desc
+	d.answered |= 1 << p.ID
+	return nil
+}
+
+// answerMeta addresses an answer to a packet with metadata m: the destination is
+// whoever sent the packet, and the kernel side puts the source in.
+func answerMeta(frame []byte, m *meta, dev *deviceState, nonce uint8) {
+	flags, to := uint8(metaBase|metaAccept), &dev.Own
+	if !m.Egress {
+		flags, to = flags|metaEgress, &dev.Peer
+	}
+	copy(frame[:metaOffset], to[:])
+	frame[metaOffset], frame[metaOffset+1] = flags, nonce
+	binary.BigEndian.PutUint32(frame[metaOffset+2:metaEnd], uint32(m.Ifindex))
+}

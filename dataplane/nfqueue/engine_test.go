@@ -1,0 +1,209 @@
+package nfqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
+)
+
+// whole is a node with two pods, a real table and a real engine on this backend.
+type whole struct {
+	*nstest.Node
+	a, b    *netlab.Pod
+	live    *classifier.Live
+	engine  *dataplane.Engine
+	backend *Backend
+}
+
+func pod(p *netlab.Pod, labels map[string]string) rule.Endpoint {
+	return rule.Endpoint{Namespace: "x", Name: p.Name, Labels: labels, Node: "n", Addrs: []netip.Addr{p.Addr4, p.Addr6}}
+}
+
+// to makes the policy that is named after its action: for what goes to pod b's
+// port.
+func to(action rule.Action, port uint16) classifier.PolicyChange {
+	origin := rule.Origin{Kind: "Policy", Namespace: "x", Name: action.String()}
+	ports := rule.PortRange{First: port, Last: port}
+	return classifier.PolicyChange{Ref: classifier.RefOf(&origin), Set: rule.Set{Rules: []rule.Rule{{
+		Direction: flow.Ingress, Order: rule.Order{Band: rule.BandAdmin},
+		Subject: rule.Selector{PodLabels: rule.Labels{{Key: "pod", Op: rule.In, Values: []string{"b"}}}},
+		Peers:   []rule.Peer{{Kind: rule.PeerAny}}, Action: action,
+		L4:     []rule.L4{{Proto: flow.TCP, Ports: ports, SrcPorts: rule.AllPorts}, {Proto: flow.UDP, Ports: ports, SrcPorts: rule.AllPorts}},
+		Origin: origin,
+	}}}}
+}
+
+func newWhole(t *testing.T, cfg dataplane.Config) *whole {
+	t.Helper()
+	nstest.Need(t, queueing)
+	w := &whole{Node: nstest.NewNode(t)}
+	w.a, w.b = w.AddPod(t, "a"), w.AddPod(t, "b")
+	if err := w.NS.Do(func() (err error) { w.backend, err = New(Config{Queues: 2}); return err }); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Backends = []dataplane.Backend{w.backend}
+	w.engine = dataplane.New(cfg)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.engine.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := errors.Join(<-done, w.backend.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	world := &rule.World{
+		Node:          "n",
+		Endpoints:     []rule.Endpoint{pod(w.a, map[string]string{"pod": "a"}), pod(w.b, map[string]string{"pod": "b"})},
+		Nodes:         []rule.Node{{Name: "n", Addrs: []netip.Addr{w.Addr4, w.Addr6}}},
+		LocalPrefixes: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:10:244::/64")},
+	}
+	live, report, err := classifier.NewLive(rule.Set{}, world, classifier.Options{Generation: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.live = live
+	if _, err := w.engine.SetTable(live.Table(), dataplane.ChangeOf(report)); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (w *whole) apply(t *testing.T, d classifier.Delta) (cut int) {
+	t.Helper()
+	table, report, err := w.live.Apply(&d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut, err = w.engine.SetTable(table, dataplane.ChangeOf(report))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cut
+}
+
+// From a policy that rejects to the reset at the client, and from a policy change
+// to the end of a live connection, which learns it if it is to.
+func TestWholeReject(t *testing.T) {
+	for _, tell := range []bool{false, true} {
+		w := newWhole(t, dataplane.Config{CutReset: tell})
+		nstest.Need(t, func() error {
+			if !w.backend.fw.features.reject {
+				return errNoReject
+			}
+			return nil
+		})
+		w.apply(t, classifier.Delta{Policies: []classifier.PolicyChange{to(rule.Reject, portBad)}})
+		for _, family := range families {
+			if err, took := refusal(t, w.a.NS, "tcp", at(w.b.Addr(family), portBad)); !errors.Is(err, unix.ECONNREFUSED) || took > time.Second {
+				t.Errorf("rejected TCP v%d: %v after %v, want %v at once", family, err, took, unix.ECONNREFUSED)
+			}
+		}
+		nstest.Echo(t, w.b.NS, "tcp", w.b.Addr4, portGood)
+		c := dial(t, w.a.NS, "tcp", at(w.b.Addr4, portGood))
+		alive(t, c, "before the change")
+		if cut := w.apply(t, classifier.Delta{Policies: []classifier.PolicyChange{to(rule.Deny, portGood)}}); cut == 0 {
+			t.Error("the change cut nothing")
+		}
+		err := netlab.Exchange(c, []byte("still there?"), nstest.Blocked)
+		if told := errors.Is(err, unix.ECONNRESET); err == nil || told != tell {
+			t.Errorf("with CutReset %v a cut connection says %v", tell, err)
+		}
+	}
+}
+
+// A pod that starts before anybody has heard of it leaks nothing and is counted;
+// the same pod flows as soon as it is known.
+func TestWholePodStart(t *testing.T) {
+	w := newWhole(t, dataplane.Config{})
+	late := w.AddPod(t, "late")
+	s := nstest.Echo(t, w.Outside, "udp", w.Outside4, portGood)
+	nstest.Unreachable(t, late.NS, "udp", s.Addr)
+	if n := w.engine.Stats().Paths[dataplane.DropUnknownLocal]; n == 0 || s.Seen() != 0 {
+		t.Errorf("%d packets dropped as of an unknown pod, %d arrived", n, s.Seen())
+	}
+	nstest.Echo(t, late.NS, "tcp", late.Addr4, portGood)
+	nstest.Reach(t, w.NS, "tcp", at(late.Addr4, portGood)) // a probe of the node
+	w.apply(t, classifier.Delta{Pods: []rule.Endpoint{pod(late, nil)}})
+	nstest.Reach(t, late.NS, "udp", s.Addr)
+	// Gone again: what it had is cut.
+	c := dial(t, late.NS, "udp", s.Addr)
+	alive(t, c, "known")
+	w.apply(t, classifier.Delta{DropPods: []classifier.PodName{{Namespace: "x", Name: "late"}}})
+	dead(t, c, "a pod that is gone")
+}
+
+// While policies and pods change a hundred times a second, connections they do not
+// concern go on undisturbed, the ones they do are cut each time, and no packet is
+// unaccounted for.
+func TestWholeStorm(t *testing.T) {
+	const changes, every = 100, 10 * time.Millisecond
+	w := newWhole(t, dataplane.Config{})
+	// Policy selects b all the time, so its connections are ours.
+	w.apply(t, classifier.Delta{Policies: []classifier.PolicyChange{to(rule.Allow, portGood), to(rule.Deny, portBad)}})
+	good := nstest.Echo(t, w.b.NS, "tcp", w.b.Addr4, portGood)
+	bad := nstest.Echo(t, w.b.NS, "udp", w.b.Addr4, portBad)
+	fillConntrack(t, w.NS, 2000)
+	c := dial(t, w.a.NS, "tcp", good.Addr)
+	flood := dial(t, w.a.NS, "udp", bad.Addr)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			flood.Write([]byte("denied"))
+			if err := netlab.Exchange(c, []byte("alive?"), nstest.Timeout); err != nil {
+				t.Errorf("exchange %d of a connection no change concerns: %v", n, err)
+				return
+			}
+		}
+	})
+	var slowest time.Duration
+	began := time.Now()
+	for i := range changes {
+		if d := time.Until(began.Add(time.Duration(i) * every)); d > 0 {
+			time.Sleep(d)
+		}
+		other := rule.Endpoint{
+			Namespace: "x", Name: fmt.Sprint("other", i%7), Node: "n", Labels: map[string]string{"version": fmt.Sprint(i)},
+			Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, 0, byte(100 + i%7)})},
+		}
+		now := time.Now()
+		if cut := w.apply(t, classifier.Delta{Pods: []rule.Endpoint{other}}); cut != 0 {
+			t.Errorf("change %d cut %d connections of others", i, cut)
+		}
+		slowest = max(slowest, time.Since(now))
+	}
+	took := time.Since(began)
+	close(stop)
+	wg.Wait()
+	if bad.Seen() != 0 {
+		t.Errorf("%d denied datagrams arrived", bad.Seen())
+	}
+	t.Logf("%d changes in %v, the slowest %v", changes, took.Round(time.Millisecond), slowest.Round(time.Microsecond))
+	nstest.Eventually(t, "received = sum of outcomes", func() bool {
+		st, bst := w.engine.Stats(), w.backend.Stats()
+		var sum uint64
+		for _, n := range st.Paths {
+			sum += n
+		}
+		return sum == st.Received && sum == bst.Upcalls && bst.Overflow == 0 && bst.Dropped == 0
+	})
+}
