@@ -43,7 +43,7 @@ type memory struct {
 
 func (m *memory) Name() string                          { return "nfqueue" }
 func (m *memory) Drivers() []dataplane.Driver           { return []dataplane.Driver{m} }
-func (m *memory) Update(*classifier.Table) (int, error) { return 0, nil }
+func (m *memory) Update(*classifier.Table, dataplane.Change) (int, error) { return 0, nil }
 func (m *memory) Stats() dataplane.BackendStats         { return dataplane.BackendStats{} }
 
 func (m *memory) Close() error {
@@ -169,7 +169,7 @@ func engineTime(ctx context.Context, s *scene, table *classifier.Table, busy boo
 		}
 		time.Sleep(5 * time.Millisecond) // the rest of its step
 	}
-	if _, err := e.SetTable(table); err != nil {
+	if _, err := e.SetTable(table, dataplane.Change{}); err != nil {
 		return 0, err
 	}
 	ectx, stopEngine := context.WithCancel(ctx)

@@ -47,6 +47,7 @@ type lab struct {
 	atCli   []*counter  // UDP answers that reached a client's device
 	senders []*sender   // one per client
 	dir     string      // manifests and the daemon's files
+	mounted bool        // a BPF file system, on dir/bpf
 	ct      *netlink.Handle
 	ports   [clientCount]uint16
 	closers []func() error
@@ -69,6 +70,14 @@ func newLab() (l *lab, err error) {
 	if err := os.Mkdir(l.path("manifests"), 0o755); err != nil {
 		return l, err
 	}
+	// What the daemon pins ends with the lab.
+	if err := os.Mkdir(l.path("bpf"), 0o700); err != nil {
+		return l, err
+	}
+	if err := unix.Mount("bpf", l.path("bpf"), "bpf", 0, "mode=0700"); err != nil {
+		return l, fmt.Errorf("mount a BPF file system: %w", err)
+	}
+	l.mounted = true
 	if l.node, err = netlab.NewNode(netlab.NodeConfig{Name: nodeName}); err != nil {
 		return l, err
 	}
@@ -125,6 +134,9 @@ func (l *lab) close() error {
 	}
 	if l.node != nil {
 		errs = append(errs, l.node.Close())
+	}
+	if l.mounted {
+		errs = append(errs, unix.Unmount(l.path("bpf"), unix.MNT_DETACH))
 	}
 	if l.dir != "" {
 		errs = append(errs, os.RemoveAll(l.dir))

@@ -102,7 +102,7 @@ func (l *lab) startDaemon(ctx context.Context, programs programs, dataplane stri
 		return nil, err
 	}
 	p, err := l.start(programs.daemon, "--manifests", l.path("manifests"), "--node", nodeName, "--dataplane", dataplane,
-		"--audit-file", l.path("audit.log"), "--ready-file", l.path("ready.json"), "--stats-file", l.path("stats.json"))
+		"--audit-file", l.path("audit.log"), "--pin-path", l.path("bpf"), "--ready-file", l.path("ready.json"), "--stats-file", l.path("stats.json"))
 	if err != nil {
 		return nil, err
 	}

@@ -2,18 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"os/signal"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/cmd/internal/auditlog"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
@@ -47,38 +42,79 @@ records ("lost") always show, unless the time or node is another one.`,
 
 // logQuestion has the flags of commands that select records of a log.
 type logQuestion struct {
-	filter                       auditlog.Filter
-	nets, from, to, ports        []string
-	since, until                 string
-	utc                          bool
-	output                       *cli.Format
-	verdicts, kinds, dirs, stage []string
+	filter auditlog.Filter
+	words  filterFlags
+	utc    bool
+	output *cli.Format
 }
 
 func (q *logQuestion) flags(cmd *cobra.Command, formats ...string) {
 	q.output = cli.NewFormat(formats...)
-	f := cmd.Flags()
-	f.StringSliceVar(&q.verdicts, "verdict", nil, "Allow, Drop, Reject, Pass; of audit-only policies would-allow, would-drop, would-reject, would-pass")
-	f.StringSliceVar(&q.kinds, "kind", nil, "flow (decisions), packet (undecidable ones), lost, file")
-	f.StringSliceVar(&q.dirs, "direction", nil, "whose side decided: ingress or egress")
-	f.StringSliceVar(&q.stage, "stage", nil, "enforce or audit")
-	f.StringSliceVar(&q.filter.Bands, "band", nil, "band that decided, as explain names it")
-	f.StringSliceVar(&q.filter.Reasons, "reason", nil, "rule, isolation, default, …")
-	f.StringSliceVar(&q.filter.Nodes, "node", nil, "node that decided")
-	f.StringSliceVar(&q.filter.Protocols, "protocol", nil, "TCP, UDP, ICMP, …")
-	f.StringSliceVar(&q.filter.Labels, "label", nil, "log label of the rule")
-	f.StringSliceVar(&q.filter.Namespaces, "namespace", nil, "namespace of a pod at either end")
-	f.StringSliceVar(&q.filter.Pods, "pod", nil, "pod at either end: NAME or NAMESPACE/NAME")
-	f.StringSliceVar(&q.filter.Policies, "policy", nil, "policy that decided: NAME, NAMESPACE/NAME or KIND/NAMESPACE/NAME")
-	f.StringSliceVar(&q.filter.Rules, "rule", nil, "rule that decided: its name, or its place as in ingress[0]")
-	f.StringSliceVar(&q.nets, "cidr", nil, "prefix or address of either end")
-	f.StringSliceVar(&q.from, "from", nil, "source: NAME, NAMESPACE/NAME, NAMESPACE/, address or prefix")
-	f.StringSliceVar(&q.to, "to", nil, "destination, likewise")
-	f.StringSliceVar(&q.ports, "port", nil, "destination port: 80, 8000-8080, 53/UDP")
-	f.StringVar(&q.since, "since", "", "not before: 15m, 36h, 7d ago, or a time such as \"2026-01-02 15:04\"")
-	f.StringVar(&q.until, "until", "", "not after, likewise")
+	w, f := &q.words, cmd.Flags()
+	w.list(cmd, "verdict", "Allow, Drop, Reject, Pass; of audit-only policies would-allow, would-drop, would-reject, would-pass")
+	w.list(cmd, "kind", "flow (decisions), packet (undecidable ones), lost, file")
+	w.list(cmd, "stage", "enforce or audit")
+	w.list(cmd, "label", "log label of the rule")
+	w.list(cmd, "node", "node that decided")
+	w.ends(cmd)
+	w.one(cmd, "since", "not before: 15m, 36h, 7d ago, or a time such as \"2026-01-02 15:04\"")
+	w.one(cmd, "until", "not after, likewise")
 	f.BoolVar(&q.utc, "utc", false, "print and read times in UTC instead of local time")
 	f.VarP(q.output, "output", "o", "form of the output")
+}
+
+// filterFlags are the flags a filter is written with; see auditlog.Words.
+type filterFlags struct {
+	lists map[string]*[]string
+	texts map[string]*string
+}
+
+func (w *filterFlags) list(cmd *cobra.Command, name, help string) {
+	if w.lists == nil {
+		w.lists = map[string]*[]string{}
+	}
+	w.lists[name] = new([]string)
+	cmd.Flags().StringSliceVar(w.lists[name], name, nil, help)
+}
+
+func (w *filterFlags) one(cmd *cobra.Command, name, help string) {
+	if w.texts == nil {
+		w.texts = map[string]*string{}
+	}
+	w.texts[name] = new(string)
+	cmd.Flags().StringVar(w.texts[name], name, "", help)
+}
+
+// ends adds the filters by what connections are: who, what, and by which policy.
+func (w *filterFlags) ends(cmd *cobra.Command) {
+	w.list(cmd, "direction", "whose side decided: ingress or egress")
+	w.list(cmd, "band", "band that decided, as explain names it")
+	w.list(cmd, "reason", "rule, isolation, default, …")
+	w.list(cmd, "protocol", "TCP, UDP, ICMP, …")
+	w.list(cmd, "namespace", "namespace of a pod at either end")
+	w.list(cmd, "pod", "pod at either end: NAME or NAMESPACE/NAME")
+	w.list(cmd, "policy", "policy that decided: NAME, NAMESPACE/NAME or KIND/NAMESPACE/NAME")
+	w.list(cmd, "rule", "rule that decided: its name, or its place as in ingress[0]")
+	w.list(cmd, "cidr", "prefix or address of either end")
+	w.list(cmd, "from", "source: NAME, NAMESPACE/NAME, NAMESPACE/, address or prefix")
+	w.list(cmd, "to", "destination, likewise")
+	w.list(cmd, "port", "destination port: 80, 8000-8080, 53/UDP")
+}
+
+// words returns what was given.
+func (w *filterFlags) words() auditlog.Words {
+	out := auditlog.Words{}
+	for name, v := range w.lists {
+		if len(*v) > 0 {
+			out[name] = *v
+		}
+	}
+	for name, v := range w.texts {
+		if *v != "" {
+			out[name] = []string{*v}
+		}
+	}
+	return out
 }
 
 // zone is the time zone of the output.
@@ -91,68 +127,11 @@ func (q *logQuestion) zone() *time.Location {
 
 // parse turns the flags into the filter.
 func (q *logQuestion) parse(cmd *cobra.Command) error {
-	f := &q.filter
-	var errs []error
-	words := func(flag string, given []string, known ...string) []string {
-		for _, w := range given {
-			if !slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, w) }) {
-				errs = append(errs, fmt.Errorf("--%s %q: want one of %s", flag, w, strings.Join(known, ", ")))
-			}
-		}
-		return given
-	}
-	f.Verdicts = words("verdict", q.verdicts, audit.Allow, audit.Drop, audit.Reject, audit.Pass,
-		audit.WouldAllow, audit.WouldDrop, audit.WouldReject, audit.WouldPass)
-	f.Kinds = words("kind", q.kinds, audit.KindFlow, audit.KindPacket, audit.KindLost, audit.KindFile)
-	f.Directions = words("direction", q.dirs, "ingress", "egress")
-	f.Stages = words("stage", q.stage, audit.StageEnforce, audit.StageAudit)
-	var bands []string
-	for b := rule.Band(0); b <= rule.BandDefault; b++ {
-		bands = append(bands, b.String())
-	}
-	words("band", f.Bands, bands...)
-	for flag, patterns := range map[string][]string{
-		"namespace": f.Namespaces, "pod": f.Pods, "policy": f.Policies, "label": f.Labels,
-	} {
-		for _, p := range patterns {
-			if err := auditlog.CheckPattern(p); err != nil {
-				errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
-			}
-		}
-	}
-	f.Nets = parseAll(&errs, "cidr", q.nets, auditlog.ParseNet)
-	f.Sources = parseAll(&errs, "from", q.from, auditlog.ParseParty)
-	f.Dests = parseAll(&errs, "to", q.to, auditlog.ParseParty)
-	f.Ports = parseAll(&errs, "port", q.ports, auditlog.ParsePort)
-	now := time.Now().In(q.zone())
-	for _, t := range []struct {
-		flag, text string
-		to         *time.Time
-	}{{"since", q.since, &f.Since}, {"until", q.until, &f.Until}} {
-		if t.text == "" {
-			continue
-		}
-		var err error
-		if *t.to, err = auditlog.ParseTime(t.text, now); err != nil {
-			errs = append(errs, fmt.Errorf("--%s: %w", t.flag, err))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
+	var err error
+	if q.filter, err = q.words.words().Filter("--", time.Now().In(q.zone())); err != nil {
 		return usage(cmd, err)
 	}
 	return nil
-}
-
-func parseAll[T any](errs *[]error, flag string, texts []string, parse func(string) (T, error)) []T {
-	var out []T
-	for _, s := range texts {
-		v, err := parse(s)
-		if err != nil {
-			*errs = append(*errs, fmt.Errorf("--%s: %w", flag, err))
-		}
-		out = append(out, v)
-	}
-	return out
 }
 
 // logs returns the logs named on the command line, or the default one.

@@ -7,16 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/tierwall/tierwall/cmd/internal/api"
 	"github.com/tierwall/tierwall/cmd/internal/auditlog"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
+	"github.com/tierwall/tierwall/cmd/internal/cluster"
 	"github.com/tierwall/tierwall/dataplane/audit"
 )
 
 func newAuditTail() *cobra.Command {
 	var q logQuestion
+	var n nodesFlags
 	var follow bool
 	var socket string
 	lines := 10
@@ -32,10 +36,16 @@ compression, also when it is rotated faster than it can be watched.
 --socket reads the daemon's stream (configuration key audit.stream) instead of
 files: new records only, and the daemon hangs up on a reader that is too slow.
 
+--all-nodes reads the logs of all nodes of the kubeconfig's cluster, merged by time,
+through their daemons (rights as for "flows"); --node then narrows it down. With -f
+a stream that breaks is taken up again behind the last record. What cannot be read
+is said on standard error, and without -f makes exit code 1.
+
 -o json prints the records as they are, -o antrea the line format of Antrea 1.13
 and later. Lines that are no records are shown as they are, marked with "?".`,
 		Example: `  tierwall audit tail
   tierwall audit tail -f --verdict Drop --namespace shop
+  tierwall audit tail -f --all-nodes --verdict Drop,Reject
   tierwall audit tail -n -1 audit.log -o json | jq 'select(.verdict == "Drop") | .policy.name' | sort | uniq -c`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -45,6 +55,10 @@ and later. Lines that are no records are shown as they are, marked with "?".`,
 				return usage(cmd, errors.New("-f needs a file"))
 			case socket != "" && len(args) > 0:
 				return usage(cmd, errors.New("--socket and FILE are two different sources: give one"))
+			case n.all && (socket != "" || len(args) > 0):
+				return usage(cmd, errors.New("--all-nodes and a log of this machine are two different sources: give one"))
+			case n.cluster.Given() && !n.all:
+				return usage(cmd, errors.New("--kubeconfig and --context go with --all-nodes"))
 			}
 			if err := q.parse(cmd); err != nil {
 				return err
@@ -54,6 +68,9 @@ and later. Lines that are no records are shown as they are, marked with "?".`,
 			p := q.printer(cmd.OutOrStdout())
 			if socket != "" {
 				return q.stream(ctx, socket, p)
+			}
+			if n.all {
+				return q.tailNodes(ctx, cmd, &n, lines, follow)
 			}
 			opt := auditlog.TailOptions{
 				ReadOptions: auditlog.ReadOptions{Stdin: cmd.InOrStdin(), Since: q.filter.Since}, Lines: lines, Follow: follow, Keep: q.keep(),
@@ -69,11 +86,51 @@ and later. Lines that are no records are shown as they are, marked with "?".`,
 		},
 	}
 	q.flags(cmd, "text", "json", "antrea")
+	n.clusterOnly(cmd)
 	f := cmd.Flags()
 	f.BoolVarP(&follow, "follow", "f", false, "go on with new records until Ctrl-C, also when the file is rotated")
 	f.IntVarP(&lines, "lines", "n", lines, "how many records of the past to print; -1 for all")
 	f.StringVar(&socket, "socket", "", "read the daemon's stream on this Unix socket instead of files")
 	return cmd
+}
+
+// tailNodes prints the logs of the cluster's nodes as one.
+func (q *logQuestion) tailNodes(ctx context.Context, cmd *cobra.Command, n *nodesFlags, lines int, follow bool) error {
+	d, err := n.daemons()
+	if err != nil {
+		return err
+	}
+	words := q.words.words()
+	only := words["node"]
+	delete(words, "node") // it chooses streams
+	for name, at := range map[string]time.Time{"since": q.filter.Since, "until": q.filter.Until} {
+		if !at.IsZero() {
+			words[name] = []string{at.UTC().Format(time.RFC3339Nano)} // by this machine's zone and clock
+		}
+	}
+	p := q.printer(cmd.OutOrStdout())
+	t := &nodeTail{
+		list: func(ctx context.Context) ([]cluster.Daemon, error) {
+			list, err := d.List(ctx)
+			if err != nil {
+				return nil, err
+			}
+			p.NodeWidth = 0
+			for _, one := range list {
+				p.NodeWidth = max(p.NodeWidth, len(one.Node))
+			}
+			if len(only) > 0 {
+				return pick(list, only)
+			}
+			return list, nil
+		},
+		client: d.Client,
+		tail:   api.Tail{Filter: words, Lines: lines, Follow: follow},
+		notes:  cmd.ErrOrStderr(),
+		merge:  auditlog.Merger{Hold: holdLines, Last: lines, Deliver: p.Print},
+		retry:  time.Second,
+	}
+	return t.run(ctx)
 }
 
 // keep is the filter for lines; nil keeps all.

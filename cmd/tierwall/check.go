@@ -1,44 +1,55 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tierwall/tierwall/cmd/internal/cli"
-	"github.com/tierwall/tierwall/policy/lower"
+	"github.com/tierwall/tierwall/cmd/internal/cluster"
 )
 
 func newCheck() *cobra.Command {
-	var dir string
-	var opt lower.Options
+	var w world
 	output := cli.NewFormat("text", "json")
 	cmd := &cobra.Command{
-		Use:   "check --manifests DIR",
-		Short: "Say what is wrong with manifests",
-		Long: `Reads manifests exactly as the daemon does and reports every error with its file,
-object and field, and what to write instead. The daemon refuses manifests with
-errors as a whole and keeps the last good table; warnings do not stop it. They
-point at policies that are valid and probably not what was meant.
+		Use:   "check [FILE...] [--manifests DIR]",
+		Short: "Say what is wrong with policies",
+		Long: `Reads policies exactly as the daemon does and reports every error with its file,
+object and field, and what to write instead. Warnings point at policies that are
+valid and probably not what was meant.
+
+  check --manifests DIR   a directory by itself: its policies with its own pods.
+                          The daemon refuses such a directory as a whole while it
+                          has errors, and keeps the last good table.
+  check FILE...           what applying these files (or directories, or "-") to the
+                          cluster would do: their policies together with those in
+                          the cluster, for its pods and namespaces. Where no
+                          cluster is known, by themselves.
+  check                   the policies in the cluster.
+
+The cluster is the kubeconfig's, read with your own rights; what they do not cover
+is said.
 
 JSON: {"errors":[{"file","object","path","message","hint"}],"warnings":[…]}.
 Exit code 1 when there are errors.`,
 		Example: `  tierwall check --manifests deploy/examples/broken
+  tierwall check policies/frontend.yaml
   tierwall check --manifests policies/ -o json | jq -r '.errors[].message'
   kubectl get netpol,pods,ns -A -o yaml | tierwall check --manifests -`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if dir == "" {
-				return usage(cmd, errors.New("--manifests is required"))
-			}
-			in, err := cli.LoadWith(opt, dir, "", cmd.InOrStdin())
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in, err := w.check(cmd, args)
 			if err != nil {
 				return err
 			}
 			in.Lint()
+			if err := in.WriteGaps(cmd.ErrOrStderr(), cli.StyleFor(cmd.ErrOrStderr())); err != nil {
+				return err
+			}
 			out := cmd.OutOrStdout()
-			if err := cli.WriteFindings(out, cli.StyleFor(out), output.JSON(), &in.Findings); err != nil {
+			if err := in.WriteFindings(out, cli.StyleFor(out), output.JSON()); err != nil {
 				return err
 			}
 			if !output.JSON() {
@@ -52,8 +63,43 @@ Exit code 1 when there are errors.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&dir, "manifests", "m", "", "directory or file of Kubernetes YAML, \"-\" for standard input (required)")
+	w.flags(cmd)
 	cmd.Flags().VarP(output, "output", "o", "form of the answer")
-	mixedFlag(cmd, &opt)
 	return cmd
+}
+
+// check reads what is to be checked.
+func (w *world) check(cmd *cobra.Command, files []string) (*cli.Input, error) {
+	if len(files) == 0 {
+		return w.load(cmd, "")
+	}
+	if w.manifests != "" {
+		return nil, usage(cmd, errors.New("--manifests is a world of its own and FILE is for the cluster's: give one of them"))
+	}
+	c, err := w.cluster.Open()
+	alone := errors.Is(err, cluster.ErrNone) && !w.cluster.Given()
+	if err != nil && !alone {
+		return nil, err
+	}
+	namespace := w.cluster.Namespace
+	if c != nil {
+		namespace = c.Namespace
+	}
+	in, err := cli.ReadFiles(files, namespace, cmd.InOrStdin())
+	switch {
+	case err != nil:
+		return nil, err
+	case alone:
+		fmt.Fprintln(cmd.ErrOrStderr(), "no cluster is known: the files are checked by themselves")
+		return in, in.Alone(w.lower)
+	case len(in.Findings.Errors) > 0:
+		return in, nil // what was not understood has no effect to tell
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), readTimeout)
+	defer cancel()
+	live, err := cli.Live(ctx, c.Config, w.lower, "", c.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	return live.WithFiles(in, w.lower)
 }

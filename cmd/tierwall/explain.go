@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"net/netip"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -14,7 +16,7 @@ func newExplain() *cobra.Command {
 	var from, to, port, icmp string
 	var all bool
 	cmd := &cobra.Command{
-		Use:   "explain --manifests DIR --from POD|IP --to POD|IP|svc/NS/NAME --port PORT/PROTOCOL",
+		Use:   "explain [--manifests DIR] --from POD|IP --to POD|IP|svc/NS/NAME --port PORT/PROTOCOL",
 		Short: "Say what happens to one connection, and why",
 		Long: `Decides one connection and shows the way to the verdict: every band of policies
 that has something to say about either pod, the rule that matched, and why the
@@ -26,8 +28,10 @@ does, to its backends and their target ports, and each backend is explained.
 
 JSON: the fields of "matrix" for the one flow, plus fromIP, toIP, family, packet
 and trace. For a Service: {"from","to","port","verdict","backends":[…]}, verdict
-"mixed" when the backends differ.`,
-		Example: `  tierwall explain --manifests deploy/examples/quickstart --from shop/frontend --to shop/db --port 5432/TCP
+"mixed" when the backends differ. What could not be read of a cluster is a list
+"incomplete" in every answer.`,
+		Example: `  tierwall explain -n shop --from frontend --to svc/shop/backend --port 80/TCP
+  tierwall explain --manifests deploy/examples/quickstart --from shop/frontend --to shop/db --port 5432/TCP
   tierwall explain --manifests deploy/examples/quickstart --from frontend --to svc/shop/backend --port 80/TCP
   tierwall explain --manifests deploy/examples/quickstart --from 203.0.113.9 --to shop/backend-0 --port http/TCP
   tierwall explain --manifests deploy/examples/quickstart --from frontend --to db --port 0/ICMP --icmp 8 --family 6`,
@@ -65,14 +69,14 @@ and trace. For a Service: {"from","to","port","verdict","backends":[…]}, verdi
 }
 
 func (q *question) explain(cmd *cobra.Command, in *cli.Input, from, to string, p query.Port, all bool) error {
-	src, err := query.Resolve(in.Table, in.Snapshot, from)
+	src, err := query.Resolve(in.Table, in.Snapshot, q.qualify(from))
 	if err != nil {
 		return err
 	}
 	if src.Service != nil {
 		return errors.New("--from " + from + " is a Service: connections come from pods and addresses")
 	}
-	dst, err := query.Resolve(in.Table, in.Snapshot, to)
+	dst, err := query.Resolve(in.Table, in.Snapshot, q.qualify(to))
 	if err != nil {
 		return err
 	}
@@ -84,7 +88,7 @@ func (q *question) explain(cmd *cobra.Command, in *cli.Input, from, to string, p
 			return err
 		}
 		if q.output.JSON() {
-			return cli.WriteJSON(out, e)
+			return writeAnswer(out, in, e)
 		}
 		return query.WriteServiceExplanation(out, style, &e, all)
 	}
@@ -93,7 +97,19 @@ func (q *question) explain(cmd *cobra.Command, in *cli.Input, from, to string, p
 		return err
 	}
 	if q.output.JSON() {
-		return cli.WriteJSON(out, e)
+		return writeAnswer(out, in, e)
 	}
 	return query.WriteExplanation(out, style, &e, all)
+}
+
+// qualify puts the namespace that was asked for before a pod's name without one.
+// A name that is unique needs none; --namespace says which one is meant.
+func (q *question) qualify(name string) string {
+	if q.cluster.Namespace == "" || strings.Contains(name, "/") {
+		return name
+	}
+	if _, err := netip.ParseAddr(name); err == nil {
+		return name
+	}
+	return q.cluster.Namespace + "/" + name
 }

@@ -19,7 +19,7 @@ import (
 func newGet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get policies",
-		Short: "List what manifests have, in the order it counts",
+		Short: "List what manifests or a cluster have, in the order it counts",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return usage(cmd, errors.New("say what to get: policies"))
@@ -34,7 +34,7 @@ func newGetPolicies() *cobra.Command {
 	order := cli.NewFormat("effectivePriority", "name")
 	var pod string
 	cmd := &cobra.Command{
-		Use:     "policies --manifests DIR",
+		Use:     "policies [--manifests DIR]",
 		Aliases: []string{"policy", "netpol"},
 		Short:   "List the policies of every API in the one order they are evaluated in",
 		Long: `Lists the policies of every API in one order: the one they are evaluated in, by
@@ -54,10 +54,15 @@ decides for it, strongest first.
 for example one without rules, has no place in the order: it comes last, with the
 band <NONE>.
 
+Without --manifests the cluster of the kubeconfig is read, with your own rights;
+what they do not cover is said. -n leaves out the policies of other namespaces;
+cluster-wide ones stay.
+
 JSON: {"policies":[{"name","uid","kind","group","namespace","source","appliedTo",
 "subjects","rules","tierPriority","priority","band","dialect","stage"}]}.
 tierPriority and priority are null where the API has none.`,
-		Example: `  tierwall get policies --manifests deploy/examples/quickstart -o wide
+		Example: `  tierwall get policies -n shop -o wide
+  tierwall get policies --manifests deploy/examples/quickstart -o wide
   tierwall get policies --manifests deploy/examples/quickstart --pod shop/db
   tierwall get policies --manifests . -o json | jq -r '.policies[] | .band + " " + .source'
   kubectl get netpol,acnp,annp,adminnetworkpolicies -A -o yaml | tierwall get policies --manifests -`,
@@ -69,24 +74,27 @@ tierPriority and priority are null where the API has none.`,
 			}
 			policies := listing.Policies(in.Objects, &in.Set)
 			if pod != "" {
-				e, err := podNamed(in, pod)
+				e, err := podNamed(in, q.qualify(pod))
 				if err != nil {
 					return usage(cmd, err)
 				}
 				policies = slices.DeleteFunc(policies, func(p listing.Policy) bool { return !p.Selects(e) })
+			}
+			if n := q.cluster.Namespace; n != "" {
+				policies = slices.DeleteFunc(policies, func(p listing.Policy) bool { return p.Namespace != "" && p.Namespace != n })
 			}
 			if order.String() == "name" {
 				listing.SortByName(policies)
 			}
 			out := cmd.OutOrStdout()
 			if q.output.JSON() {
-				return cli.WriteJSON(out, map[string][]listing.Policy{"policies": policies})
+				return writeAnswer(out, in, map[string][]listing.Policy{"policies": policies})
 			}
 			return writePolicies(out, policies, q.output.String() == "wide")
 		},
 	}
+	q.world.flags(cmd)
 	f := cmd.Flags()
-	f.StringVarP(&q.manifests, "manifests", "m", "", "directory or file of Kubernetes YAML, \"-\" for standard input (required)")
 	f.StringVar(&pod, "pod", "", "only the policies about this pod, NAMESPACE/NAME")
 	f.Var(order, "sort-by", "order of the lines")
 	q.output = cli.NewFormat("table", "wide", "json")
@@ -106,7 +114,7 @@ func podNamed(in *cli.Input, name string) (*rule.Endpoint, error) {
 			return e, nil
 		}
 	}
-	return nil, fmt.Errorf("--pod: no pod %s in the manifests", name)
+	return nil, fmt.Errorf("--pod: no pod %s", name)
 }
 
 func writePolicies(w io.Writer, policies []listing.Policy, wide bool) error {

@@ -133,7 +133,7 @@ func TestGetPoliciesOfPod(t *testing.T) {
 func TestGetMistakes(t *testing.T) {
 	for args, want := range map[string]string{
 		"get":          "say what to get",
-		"get policies": "--manifests is required",
+		"get policies": "--manifests is not given, and no cluster is known",
 		"get pods":     "unknown command",
 		"get policies -m " + quickstart + " -o txt":        "want table, wide, json",
 		"get policies -m " + quickstart + " --sort-by age": "want effectivePriority, name",

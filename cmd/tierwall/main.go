@@ -1,5 +1,6 @@
-// Command tierwall answers questions about network policies and shows them at
-// work. It talks to files, never to a running daemon; run "tierwall --help".
+// Command tierwall answers questions about network policies, of manifests and of
+// clusters, and shows them at work; run "tierwall --help". Under the name
+// kubectl-tierwall it is a plugin of kubectl.
 package main
 
 import (
@@ -8,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,12 +18,33 @@ import (
 )
 
 func main() {
-	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(runAs(context.Background(), calledAs(os.Args[0]), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is the program: arguments in, exit code out.
+// calledAs is how users call the program that was started as path: kubectl runs
+// its plugin kubectl-tierwall for "kubectl tierwall".
+func calledAs(path string) string {
+	name := strings.TrimSuffix(filepath.Base(path), ".exe")
+	if plugin, ok := strings.CutPrefix(name, "kubectl-"); ok && plugin != "" {
+		return "kubectl " + strings.ReplaceAll(plugin, "_", "-") // kubectl looks for "_" where "-" was typed
+	}
+	return program
+}
+
+// program is the name the program has in its own texts.
+const program = "tierwall"
+
+// run is the program under its own name.
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
+	return runAs(ctx, program, args, in, out, errOut)
+}
+
+// runAs is the program: its name and arguments in, exit code out.
+func runAs(ctx context.Context, name string, args []string, in io.Reader, out, errOut io.Writer) int {
 	root := newRoot()
+	if name != program {
+		rename(root, name)
+	}
 	root.SetArgs(args)
 	root.SetIn(in)
 	root.SetOut(out)
@@ -29,12 +53,31 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	if err == nil || cli.Shown(err) {
 		return cli.Code(err)
 	}
-	fmt.Fprintf(errOut, "tierwall: %v\n", err)
+	fmt.Fprintf(errOut, "%s: %v\n", name, err)
 	var usage *cli.UsageError
 	if errors.As(err, &usage) {
 		fmt.Fprintf(errOut, "Run \"%s --help\" for how to ask.\n", usage.Command)
 	}
 	return cli.Code(err)
+}
+
+// rename makes help and examples of all commands say name.
+func rename(cmd *cobra.Command, name string) {
+	if !cmd.HasParent() {
+		cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: name}
+	}
+	lines := strings.Split(cmd.Example, "\n")
+	for i, l := range lines {
+		// A command at the start of a line, behind sudo, or behind a pipe or list.
+		for _, before := range []string{"  ", "sudo ", "| ", "&& "} {
+			l = strings.ReplaceAll(l, before+program+" ", before+name+" ")
+		}
+		lines[i] = l
+	}
+	cmd.Example = strings.Join(lines, "\n")
+	for _, sub := range cmd.Commands() {
+		rename(sub, name)
+	}
 }
 
 func newRoot() *cobra.Command {
@@ -43,11 +86,20 @@ func newRoot() *cobra.Command {
 		Short: "Ask network policies what they do, and watch them do it",
 		Long: `Tierwall enforces Kubernetes network policies in userspace. This program
 explains them: it reads ordinary Kubernetes YAML (policies, pods, namespaces,
-nodes, Services), compiles it into the same decision table the daemon uses, and
-answers questions. Only "demo" needs root.
+nodes, Services) or a cluster, compiles it into the same decision table the daemon
+uses, and answers questions. It also asks the daemons of a cluster what they do.
+
+A cluster is the one of your kubeconfig, read with your own rights; --manifests
+always wins. Named kubectl-tierwall, in your PATH, it is "kubectl tierwall". Only
+"demo" and "cleanup" need root.
 
 Exit codes: 0 answered, 1 found something wrong, 2 could not ask or answer.`,
-		Example: `  # Who can talk to whom on port 80?
+		Example: `  # In a cluster: is it enforced, and what happens now?
+  tierwall status
+  tierwall flows --namespace shop
+  tierwall explain --from shop/frontend --to svc/shop/backend --port 80/TCP
+
+  # Who can talk to whom on port 80?
   tierwall matrix --manifests deploy/examples/quickstart --port 80/TCP
 
   # Why can the frontend not reach the database?
@@ -66,7 +118,8 @@ Exit codes: 0 answered, 1 found something wrong, 2 could not ask or answer.`,
 		},
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newMatrix(), newExplain(), newCheck(), newGet(), newAudit(), newDemo(), newVersion(), newDaemon())
+	root.AddCommand(newMatrix(), newExplain(), newCheck(), newGet(), newStatus(), newFlows(), newWait(), newAudit(), newDemo(),
+		newCleanup(), newVersion(), newDaemon())
 	markUsage(root)
 	return root
 }

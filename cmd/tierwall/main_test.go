@@ -22,8 +22,21 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) == "1" {
 		main()
 	}
+	e2eKubeconfig = os.Getenv("KUBECONFIG")
+	// No test may find the cluster of whoever runs it.
+	noCluster, err := os.MkdirTemp("", "tierwall-home")
+	if err != nil {
+		panic(err)
+	}
+	for name, value := range map[string]string{"HOME": noCluster, "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": ""} {
+		os.Setenv(name, value)
+	}
 	os.Exit(m.Run())
 }
+
+// e2eKubeconfig is the cluster that end-to-end tests were given; other tests do
+// not see it.
+var e2eKubeconfig string
 
 // result is what a command printed and returned.
 type result struct {
@@ -75,7 +88,8 @@ func TestExitCodes(t *testing.T) {
 		{"unknown command", "matrx", cli.ExitUsage, "", `unknown command "matrx"`},
 		{"unknown flag names the help", "matrix --manifest x", cli.ExitUsage, "", `Run "tierwall matrix --help"`},
 		{"argument too many", "matrix -m " + quickstart + " extra", cli.ExitUsage, "", "extra"},
-		{"no manifests", "matrix", cli.ExitUsage, "", "--manifests is required"},
+		{"no manifests and no cluster", "matrix", cli.ExitUsage, "", "nothing to read: --manifests is not given, and no cluster is known"},
+		{"two sources", "matrix -m " + quickstart + " --context x", cli.ExitUsage, "", "two different sources"},
 		{"no such directory", "matrix -m /nonexistent", cli.ExitUsage, "", "/nonexistent"},
 		{"no such node", "matrix -m " + quickstart + " --node node-9", cli.ExitUsage, "", "node-9"},
 		{"bad format", "matrix -m " + quickstart + " -o yaml", cli.ExitUsage, "", "want text, json"},

@@ -1,32 +1,86 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"fmt"
+	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tierwall/tierwall/cmd/internal/cli"
+	"github.com/tierwall/tierwall/cmd/internal/cluster"
 	"github.com/tierwall/tierwall/cmd/internal/query"
 	"github.com/tierwall/tierwall/policy/lower"
 )
 
-// question has the flags of commands that ask the manifests something.
-type question struct {
+// readTimeout bounds reading a cluster.
+const readTimeout = 2 * time.Minute
+
+// world has the flags that say where policies and pods are read from: manifests,
+// or a cluster.
+type world struct {
 	manifests string
-	node      string
-	family    query.Family
-	output    *cli.Format
+	cluster   cluster.Options
 	lower     lower.Options
 }
 
+func (w *world) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&w.manifests, "manifests", "m", "", "directory or file of Kubernetes YAML, \"-\" for standard input (default: the cluster)")
+	clusterFlags(cmd, &w.cluster)
+	mixedFlag(cmd, &w.lower)
+}
+
+// clusterFlags are kubectl's.
+func clusterFlags(cmd *cobra.Command, o *cluster.Options) {
+	f := cmd.Flags()
+	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default: $KUBECONFIG, ~/.kube/config)")
+	f.StringVar(&o.Context, "context", "", "context of the kubeconfig (default: its current one)")
+	f.StringVarP(&o.Namespace, "namespace", "n", "", "namespace of names without one, and the one to read where reading all is forbidden (default: the context's)")
+}
+
+// load reads and compiles what the flags name. A cluster is only read when no
+// manifests are given.
+func (w *world) load(cmd *cobra.Command, node string) (*cli.Input, error) {
+	switch {
+	case w.manifests != "" && w.cluster.Given():
+		return nil, usage(cmd, errors.New("--manifests and a cluster (--kubeconfig, --context) are two different sources: give one"))
+	case w.manifests != "":
+		return cli.LoadWith(w.lower, w.manifests, node, cmd.InOrStdin())
+	}
+	return w.live(cmd, node)
+}
+
+func (w *world) live(cmd *cobra.Command, node string) (*cli.Input, error) {
+	c, err := w.cluster.Open()
+	if errors.Is(err, cluster.ErrNone) {
+		return nil, usage(cmd, fmt.Errorf("nothing to read: --manifests is not given, and %w", err))
+	}
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), readTimeout)
+	defer cancel()
+	return cli.Live(ctx, c.Config, w.lower, node, c.Namespace)
+}
+
+// question has the flags of commands that ask policies something.
+type question struct {
+	world
+	node   string
+	family query.Family
+	output *cli.Format
+}
+
 func (q *question) flags(cmd *cobra.Command) {
+	q.world.flags(cmd)
 	q.output = cli.NewFormat("text", "json")
 	f := cmd.Flags()
-	f.StringVarP(&q.manifests, "manifests", "m", "", "directory or file of Kubernetes YAML, \"-\" for standard input (required)")
 	f.StringVar(&q.node, "node", "", "answer as this node's daemon would: only its own pods are policed (default: all pods)")
 	f.Var((*familyFlag)(&q.family), "family", "address family (default: IPv4 where both ends have it, else IPv6)")
 	f.VarP(q.output, "output", "o", "form of the answer")
-	mixedFlag(cmd, &q.lower)
 }
 
 // mixedFlag adds the flag for what the daemon's key allowMixedDialects allows.
@@ -35,26 +89,29 @@ func mixedFlag(cmd *cobra.Command, opt *lower.Options) {
 		"accept KEP and released AdminNetworkPolicies together, as a daemon with allowMixedDialects does")
 }
 
-// load compiles the manifests. Warnings go to the error output; errors are
-// printed as "tierwall check" prints them, in the form that was asked for.
+// load compiles the manifests or the cluster. Warnings and what could not be read
+// go to the error output; errors are printed as "tierwall check" prints them, in
+// the form that was asked for.
 func (q *question) load(cmd *cobra.Command) (*cli.Input, error) {
-	if q.manifests == "" {
-		return nil, usage(cmd, errors.New("--manifests is required"))
-	}
-	in, err := cli.LoadWith(q.lower, q.manifests, q.node, cmd.InOrStdin())
+	in, err := q.world.load(cmd, q.node)
 	if err != nil {
 		return nil, err
 	}
 	return in, showFindings(cmd, in, q.output.JSON())
 }
 
-// showFindings prints what is wrong with the manifests; with errors it returns
-// the finding to exit with.
+// showFindings prints what is wrong with the policies. It returns the finding to
+// exit with when there is nothing left to answer from: of a cluster, what is
+// wrong with one policy is left out, of manifests it is all or nothing, as the
+// daemon has it.
 func showFindings(cmd *cobra.Command, in *cli.Input, asJSON bool) error {
-	if len(in.Findings.Errors) == 0 {
-		return cli.WriteFindings(cmd.ErrOrStderr(), cli.StyleFor(cmd.ErrOrStderr()), false, &in.Findings)
-	}
 	w := cmd.ErrOrStderr()
+	if err := in.WriteGaps(w, cli.StyleFor(w)); err != nil {
+		return err
+	}
+	if in.Table != nil || len(in.Findings.Errors) == 0 {
+		return cli.WriteFindings(w, cli.StyleFor(w), false, &in.Findings)
+	}
 	if asJSON {
 		w = cmd.OutOrStdout()
 	}
@@ -62,6 +119,24 @@ func showFindings(cmd *cobra.Command, in *cli.Input, asJSON bool) error {
 		return err
 	}
 	return &cli.FindingError{Err: in.Findings.Err(), Shown: true}
+}
+
+// writeAnswer prints an answer as JSON: an object, with what could not be read of
+// a cluster as its last key, "incomplete".
+func writeAnswer(w io.Writer, in *cli.Input, v any) error {
+	if len(in.Gaps) == 0 {
+		return cli.WriteJSON(w, v)
+	}
+	var body, gaps bytes.Buffer
+	if err := errors.Join(cli.WriteJSON(&body, v), cli.WriteJSON(&gaps, map[string][]cli.Gap{"incomplete": in.Gaps})); err != nil {
+		return err
+	}
+	object, ok := bytes.CutSuffix(body.Bytes(), []byte("\n}\n"))
+	if !ok {
+		return fmt.Errorf("an answer that is no JSON object: %T", v)
+	}
+	_, err := w.Write(append(append(object, ','), bytes.TrimPrefix(gaps.Bytes(), []byte("{"))...))
+	return err
 }
 
 // familyFlag is the flag form of query.Family.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tierwall/tierwall/cmd/internal/agent"
+	"github.com/tierwall/tierwall/cmd/internal/operator"
 )
 
 func main() {
@@ -73,6 +75,7 @@ Exit status: 0 stopped in order, 1 could not start or go on, 2 wrong usage.`,
 				"log-level":   func() { c.LogLevel = flags.LogLevel },
 				"ready-file":  func() { c.ReadyFile = flags.ReadyFile },
 				"stats-file":  func() { c.StatsFile = flags.StatsFile },
+				"pin-path":    func() { c.AFXDP.PinPath = flags.AFXDP.PinPath },
 				"established": func() { c.Established = flags.Established },
 			} {
 				if cmd.Flags().Changed(name) {
@@ -80,8 +83,12 @@ Exit status: 0 stopped in order, 1 could not start or go on, 2 wrong usage.`,
 				}
 			}
 			c.CleanupOnly = flags.CleanupOnly
+			c.Controller.Enabled = c.Controller.Enabled || flags.Controller.Enabled
 			if err := c.Validate(); err != nil {
 				return usageError{err}
+			}
+			if c.Controller.Enabled {
+				return operate(cmd.Context(), &c)
 			}
 			if os.Geteuid() != 0 {
 				return errors.New("needs root (CAP_NET_ADMIN, CAP_BPF): it installs nftables rules and BPF programs")
@@ -99,8 +106,22 @@ Exit status: 0 stopped in order, 1 could not start or go on, 2 wrong usage.`,
 	f.StringVar(&flags.Established, "established", defaults.Established, "strict or keep: live connections that a new policy denies")
 	f.StringVar(&flags.Audit.File, "audit-file", defaults.Audit.File, "audit log; empty: none")
 	f.StringVar(&flags.LogLevel, "log-level", defaults.LogLevel, "debug, info, warn or error")
+	f.StringVar(&flags.AFXDP.PinPath, "pin-path", defaults.AFXDP.PinPath, "directory in a BPF file system for what outlives the daemon; empty: nothing")
 	f.StringVar(&flags.ReadyFile, "ready-file", "", "file to write once the policy is in force")
 	f.StringVar(&flags.StatsFile, "stats-file", "", "file to write totals to, on SIGUSR1 and at the end")
+	f.BoolVar(&flags.Controller.Enabled, "controller", false, "run the controller part (status, admission, default Tiers) and no daemon; needs no root")
 	f.BoolVar(&flags.CleanupOnly, "cleanup", false, "remove rules, devices and programs of earlier runs, and exit")
 	return cmd
+}
+
+// operate runs the controller part.
+func operate(ctx context.Context, c *agent.Config) error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return usageError{err}
+	}
+	o := c.Controller
+	o.Kubeconfig, o.Options.AllowMixedDialects = c.Kubernetes.Kubeconfig, c.AllowMixedDialects
+	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	return operator.Run(ctx, o)
 }

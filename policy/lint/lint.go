@@ -21,14 +21,7 @@ import (
 // to the square of the rules with related subjects: fine for a command, too much
 // for every update of a daemon.
 func Check(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag.List {
-	c := checker{
-		set: set, inv: inv, policies: map[id]*policy{}, pods: distinct(kube.Endpoints(inv), inv),
-		selects: map[string]bool{}, taken: map[direction]bool{},
-	}
-	for _, o := range objs {
-		c.policies[id{o.Kind.Group, o.Kind.Kind, o.Namespace, o.Name}] = &policy{object: o}
-	}
-	c.index()
+	c := newChecker(objs, set, inv)
 	if len(c.pods) > 0 {
 		c.nobody()
 		c.overridden()
@@ -42,6 +35,29 @@ func Check(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag.List
 	// One rule of a policy can be several of the set.
 	c.found.Warnings = slices.Compact(c.found.Warnings)
 	return c.found
+}
+
+// Overridden is the check of that name alone. It costs distinct subjects × pods of
+// distinct labels.
+func Overridden(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag.List {
+	c := newChecker(objs, set, inv)
+	if len(c.pods) > 0 {
+		c.overridden()
+	}
+	c.found.Sort()
+	return c.found
+}
+
+func newChecker(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) *checker {
+	c := &checker{
+		set: set, inv: inv, policies: map[id]*policy{}, pods: distinct(kube.Endpoints(inv), inv),
+		selects: map[string]bool{}, taken: map[direction]bool{},
+	}
+	for _, o := range objs {
+		c.policies[id{o.Kind.Group, o.Kind.Kind, o.Namespace, o.Name}] = &policy{object: o}
+	}
+	c.index()
+	return c
 }
 
 type id struct{ group, kind, namespace, name string }

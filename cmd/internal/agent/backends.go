@@ -68,11 +68,21 @@ func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
 }
 
 func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, error) {
-	if err := afxdp.Probe(); err != nil {
+	// The guard alone needs none of what Probe looks for.
+	if c.AFXDP.Attach != string(afxdp.AttachXDPGeneric) {
+		if err := afxdp.Probe(); err != nil {
+			return nil, err
+		}
+	}
+	devices, attach, err := c.AFXDP.options(c.FailMode == "open")
+	if err != nil {
 		return nil, err
 	}
 	b, err := afxdp.New(afxdp.Config{
-		Strict: strict, FlowEntries: int(c.AFXDP.FlowEntries), Marks: afxdpMarks, Logger: log.With("backend", "afxdp"),
+		Strict: strict, FailOpen: c.FailMode == "open", PinPath: c.AFXDP.PinPath,
+		FlowEntries: int(c.AFXDP.FlowEntries), UpcallRate: c.AFXDP.UpcallRate, UpcallBurst: c.AFXDP.UpcallBurst,
+		Devices: devices, AttachConfig: attach,
+		Marks: afxdpMarks, Logger: log.With("backend", "afxdp"),
 	})
 	if err != nil {
 		return nil, err
@@ -89,6 +99,6 @@ var (
 
 // cleanup removes what runs that did not end orderly left in the current
 // network namespace.
-func cleanup() error {
-	return errors.Join(afxdp.Cleanup(), nfqueue.Cleanup(nfqueueMarks))
+func cleanup(pinPath string) error {
+	return errors.Join(afxdp.Cleanup(pinPath), nfqueue.Cleanup(nfqueueMarks))
 }

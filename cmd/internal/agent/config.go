@@ -13,16 +13,24 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/tierwall/tierwall/cmd/internal/operator"
+	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp"
 	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/policy/source/kube"
 )
 
 // Config is the daemon's configuration: the keys of deploy/config.yaml, which is
 // its manual. [Default] has the defaults; zero values are not defaults.
 type Config struct {
-	// Node is the name of this node's Node object. "" = the host name.
+	// Node is the name of this node's Node object. "" = the environment's
+	// NODE_NAME, or the host name.
 	Node string `json:"node"`
-	// Manifests is the directory (or file) to read policies and inventory from.
+	// Manifests is the directory (or file) to read policies and inventory from. ""
+	// with Kubernetes.Enabled, and only then.
 	Manifests string `json:"manifests"`
+	// Kubernetes says how to read them from an API server instead.
+	Kubernetes KubernetesConfig `json:"kubernetes"`
 	// Dataplane is auto, afxdp or nfqueue.
 	Dataplane string `json:"dataplane"`
 	// FailMode is closed or open.
@@ -32,12 +40,20 @@ type Config struct {
 	AllowMixedDialects bool `json:"allowMixedDialects"`
 	// Established is strict or keep (X-54).
 	Established string `json:"established"`
+	// CutReset resets TCP connections that exist but are denied.
+	CutReset bool `json:"cutReset"`
+	// RejectRate bounds answers to refused packets, per second and queue; 0 is
+	// none.
+	RejectRate int `json:"rejectRate"`
 
 	Audit     AuditConfig     `json:"audit"`
 	Conntrack ConntrackConfig `json:"conntrack"`
 	NFQueue   NFQueueConfig   `json:"nfqueue"`
 	AFXDP     AFXDPConfig     `json:"afxdp"`
 	Metrics   MetricsConfig   `json:"metrics"`
+
+	// Controller is the controller part, which runs instead of a daemon.
+	Controller operator.Config `json:"controller"`
 
 	// The rest comes from the command line only.
 
@@ -131,26 +147,38 @@ type NFQueueConfig struct {
 
 // AFXDPConfig tunes the afxdp backend.
 type AFXDPConfig struct {
-	FlowEntries uint32 `json:"flowEntries"` // two per connection
+	AttachConfig
+	FlowEntries uint32 `json:"flowEntries"` // one per connection
+	PinPath     string `json:"pinPath"`     // keeps programs at work without a daemon; "" = nothing is kept
+	UpcallRate  int    `json:"upcallRate"`  // first packets per second of one source; -1 = any
+	UpcallBurst int    `json:"upcallBurst"` // and at once
 }
 
 // Default returns the configuration used where nothing is said.
 func Default() Config {
 	return Config{
-		Manifests:   "/etc/tierwall/manifests",
+		Manifests: "/etc/tierwall/manifests",
+		Kubernetes: KubernetesConfig{
+			Snapshot:       "/var/lib/tierwall/snapshot",
+			SnapshotMaxAge: metav1.Duration{Duration: kube.DefaultSnapshotMaxAge},
+			SnapshotWait:   metav1.Duration{Duration: kube.DefaultSnapshotWait},
+			Report:         true,
+		},
 		Dataplane:   "auto",
 		FailMode:    "closed",
 		Established: "strict",
+		RejectRate:  dataplane.DefaultRejectRate,
 		Audit: AuditConfig{
 			File: "/var/log/tierwall/audit.log", Format: audit.JSON.String(),
 			Window: metav1.Duration{Duration: time.Second},
 			Mode:   "0640", MaxSizeMiB: 100, MaxAge: metav1.Duration{Duration: 24 * time.Hour}, Keep: 10, Compress: true,
 		},
-		Conntrack: ConntrackConfig{MaxConnections: 65536},
-		NFQueue:   NFQueueConfig{FirstQueue: 7300, QueueLength: 8192},
-		AFXDP:     AFXDPConfig{FlowEntries: 262144},
-		Metrics:   MetricsConfig{Address: "127.0.0.1:7380"},
-		LogLevel:  "info",
+		Conntrack:  ConntrackConfig{MaxConnections: 65536},
+		NFQueue:    NFQueueConfig{FirstQueue: 7300, QueueLength: 8192},
+		AFXDP:      AFXDPConfig{FlowEntries: 262144, PinPath: afxdp.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
+		Metrics:    MetricsConfig{Address: "127.0.0.1:7380"},
+		Controller: operator.Default(),
+		LogLevel:   "info",
 	}
 }
 
@@ -184,9 +212,15 @@ func (c *Config) Validate() error {
 	oneOf("established", c.Established, "strict", "keep")
 	oneOf("log level", c.LogLevel, "debug", "info", "warn", "error")
 	errs = append(errs, c.Audit.validate()...)
-	if c.Manifests == "" && !c.CleanupOnly {
-		errs = append(errs, errors.New("manifests: want a directory with policies and inventory"))
+	switch {
+	case c.CleanupOnly, c.Controller.Enabled:
+	case c.Kubernetes.Enabled && c.Manifests != "":
+		errs = append(errs, errors.New(`manifests: there is one source of policies: write manifests: "" with kubernetes.enabled`))
+	case !c.Kubernetes.Enabled && c.Manifests == "":
+		errs = append(errs, errors.New("manifests: want a directory with policies and inventory, or kubernetes.enabled"))
 	}
+	errs = append(errs, c.Kubernetes.validate()...)
+	errs = append(errs, c.Controller.Validate())
 	if c.Conntrack.MaxConnections < 1 {
 		errs = append(errs, errors.New("conntrack.maxConnections: want at least 1"))
 	}
@@ -196,10 +230,16 @@ func (c *Config) Validate() error {
 	if c.AFXDP.FlowEntries < 1024 {
 		errs = append(errs, errors.New("afxdp.flowEntries: want at least 1024"))
 	}
+	if _, _, err := c.AFXDP.options(false); err != nil {
+		errs = append(errs, err)
+	}
 	if c.Metrics.Address != "" {
 		if _, _, err := net.SplitHostPort(c.Metrics.Address); err != nil {
 			errs = append(errs, fmt.Errorf("metrics.address: want HOST:PORT, or nothing: %w", err))
 		}
+	}
+	if c.Node == "" {
+		c.Node = os.Getenv("NODE_NAME")
 	}
 	if c.Node == "" {
 		host, err := os.Hostname()

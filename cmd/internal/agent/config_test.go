@@ -3,6 +3,7 @@ package agent
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -13,7 +14,7 @@ func TestManual(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := Default(); got != want {
+	if want := Default(); !reflect.DeepEqual(got, want) {
 		t.Errorf("deploy/config.yaml says\n%+v\nthe code\n%+v", got, want)
 	}
 	manual, err := os.ReadFile("../../../deploy/config.yaml")
@@ -21,10 +22,11 @@ func TestManual(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, key := range []string{
-		"node:", "manifests:", "dataplane:", "failMode:", "allowMixedDialects:", "established:", "audit:", "  file:", "  format:", "  window:",
+		"node:", "manifests:", "kubernetes:", "  enabled:", "  kubeconfig:", "  namespace:", "  snapshot:", "  snapshotMaxAge:", "  snapshotWait:",
+		"  removeTaint:", "  report:", "dataplane:", "failMode:", "allowMixedDialects:", "established:", "audit:", "  file:", "  format:", "  window:",
 		"  all:", "  denies:", "  labels:", "  mode:", "  maxSizeMiB:", "  maxAge:", "  keep:", "  keepFor:", "  compress:", "  chain:",
 		"  stdout:", "  syslog:", "  stream:", "conntrack:", "  maxConnections:", "nfqueue:", "  firstQueue:", "  queues:", "  queueLength:",
-		"afxdp:", "  flowEntries:", "metrics:", "  address:",
+		"afxdp:", "  flowEntries:", "  attach:", "  devices:", "  exclude:", "  podCIDRs:", "  antiSpoofing:", "  uplinks:", "  xdpMode:", "metrics:", "  address:",
 	} {
 		if !strings.Contains(string(manual), "\n"+key) {
 			t.Errorf("the manual leaves out %q", key)
@@ -53,17 +55,45 @@ func TestValidateNamesEveryMistake(t *testing.T) {
 	c := Default()
 	c.Dataplane, c.FailMode, c.Established, c.Audit.Format = "xdp", "half", "maybe", "xml"
 	c.Audit.Window.Duration, c.Manifests, c.Conntrack.MaxConnections, c.AFXDP.FlowEntries = 0, "", 0, 1
+	c.Kubernetes.SnapshotMaxAge.Duration, c.Kubernetes.SnapshotWait.Duration, c.Kubernetes.RemoveTaint = 0, -1, "a b"
 	c.Audit.Mode, c.Audit.Keep, c.Audit.Chain, c.Audit.Syslog, c.Audit.Stream, c.Audit.File = "rw", -1, true, "log:514", "/x", "/x"
 	err := c.Validate()
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, key := range []string{"dataplane", "failMode", "established", "audit.format", "audit.window", "audit.mode", "audit.keep", "audit.chain", "audit.syslog", "manifests", "conntrack.maxConnections", "afxdp.flowEntries"} {
+	for _, key := range []string{"dataplane", "failMode", "established", "audit.format", "audit.window", "audit.mode", "audit.keep", "audit.chain", "audit.syslog", "manifests", "kubernetes.snapshotMaxAge", "kubernetes.snapshotWait", "kubernetes.removeTaint", "conntrack.maxConnections", "afxdp.flowEntries"} {
 		if !strings.Contains(err.Error(), key) {
 			t.Errorf("error does not name %s:\n%v", key, err)
 		}
 	}
 	if good := Default(); good.Validate() != nil || good.Node == "" {
 		t.Errorf("defaults refused, or no node name: %+v", good)
+	}
+}
+
+// There is exactly one source of policies.
+func TestOneSource(t *testing.T) {
+	for _, c := range []struct {
+		manifests string
+		enabled   bool
+		ok        bool
+	}{{"/m", false, true}, {"", true, true}, {"/m", true, false}, {"", false, false}} {
+		conf := Default()
+		conf.Manifests, conf.Kubernetes.Enabled = c.manifests, c.enabled
+		if err := conf.Validate(); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), "manifests: ") {
+			t.Errorf("manifests %q, kubernetes %t: %v", c.manifests, c.enabled, err)
+		}
+	}
+}
+
+func TestNodeName(t *testing.T) {
+	t.Setenv("NODE_NAME", "from-env")
+	c := Default()
+	if err := c.Validate(); err != nil || c.Node != "from-env" {
+		t.Errorf("node %q, %v", c.Node, err)
+	}
+	c.Node = "given"
+	if err := c.Validate(); err != nil || c.Node != "given" {
+		t.Errorf("node %q, %v", c.Node, err)
 	}
 }

@@ -79,6 +79,7 @@ func newRig(t *testing.T, dataplane string) *rig {
 	r := &rig{t: t, world: w, dir: t.TempDir(), state: t.TempDir()}
 	r.conf = Default()
 	r.conf.Manifests, r.conf.Node, r.conf.Dataplane = r.dir, world.NodeName, dataplane
+	r.conf.AFXDP.PinPath = nstest.BPFFS(t)
 	r.conf.Audit.File = filepath.Join(r.state, "audit.log")
 	r.conf.Audit.All = true
 	inventory, err := world.Manifests()
@@ -371,7 +372,7 @@ func TestDaemonDown(t *testing.T) {
 // cleanup runs the daemon's --cleanup and checks that nothing of ours is left.
 func (r *rig) cleanup() {
 	r.t.Helper()
-	if err := r.world.Node.NS.Do(cleanup); err != nil {
+	if err := r.world.Node.NS.Do(func() error { return cleanup(r.conf.AFXDP.PinPath) }); err != nil {
 		r.t.Fatal(err)
 	}
 	links, err := r.world.Node.NS.Handle().LinkList()

@@ -14,7 +14,7 @@ type MetricsConfig struct {
 	Address string `json:"address"` // HOST:PORT; "" = nowhere
 }
 
-// serveMetrics serves metrics and probes until ctx ends.
+// serveMetrics serves metrics, probes and the local interface until ctx ends.
 func (d *daemon) serveMetrics(ctx context.Context) {
 	c := metrics.Config{Engine: d.engine, Policy: d.control.Status, Node: d.cfg.Node, Version: version()}
 	for _, b := range d.backends {
@@ -23,11 +23,20 @@ func (d *daemon) serveMetrics(ctx context.Context) {
 	if d.audit != nil {
 		c.Audit = d.audit
 	}
-	metrics.Serve(ctx, d.cfg.Metrics.Address, metrics.Handler(metrics.NewCollector(c), d.ready), d.log)
+	if d.cluster != nil {
+		c.Source = d.cluster.source.Status
+	}
+	metrics.Serve(ctx, d.cfg.Metrics.Address, d.withAPI(metrics.Handler(metrics.NewCollector(c), d.ready)), d.log)
 }
 
-// ready returns why no policy is in force, or nil.
+// ready returns why the policy is not in force, or nil. In a cluster it has to be
+// the API server's: a node on a snapshot enforces, and is not ready.
 func (d *daemon) ready() error {
+	if d.cluster != nil {
+		if err := d.cluster.source.Ready(); err != nil {
+			return err
+		}
+	}
 	s := d.control.Status()
 	switch {
 	case s.Generation > 0:

@@ -43,6 +43,7 @@ type daemon struct {
 	engine     *dataplane.Engine
 	audit      *audit.Writer // nil without an audit log
 	control    *controller.Controller
+	cluster    *cluster // nil with manifests
 }
 
 // Run is the daemon, from start to end. It returns nil when ctx ends, after an
@@ -60,28 +61,36 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	d := &daemon{cfg: cfg, log: newLogger(cfg.LogLevel)}
 	if cfg.CleanupOnly {
-		return cleanup()
+		return cleanup(cfg.AFXDP.PinPath)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 
-	src, err := newSource(ctx, cfg.Manifests)
-	if err != nil {
-		return err
-	}
-	lowering := lower.Options{AllowMixedDialects: cfg.AllowMixedDialects}
-	// Refuse to start on bad input: there is no last good table to keep, and a
-	// daemon that runs without a policy looks as if it protected somebody.
-	if err := src.check(ctx, cfg.Node, lowering); err != nil {
-		return err
+	control := controller.Config{Node: cfg.Node, Lower: lower.Options{AllowMixedDialects: cfg.AllowMixedDialects}, Logger: d.log}
+	var err error
+	if cfg.Kubernetes.Enabled {
+		// A cluster is never without mistakes for long: they are kept to themselves.
+		if d.cluster, err = newCluster(&d.cfg, d.log); err != nil {
+			return err
+		}
+		control.Source, control.Isolate, control.After = d.cluster.source, true, d.cluster.after
+	} else {
+		src, err := newSource(ctx, cfg.Manifests)
+		if err != nil {
+			return err
+		}
+		// Refuse to start on bad input: there is no last good table to keep, and a
+		// daemon that runs without a policy looks as if it protected somebody.
+		if err := src.check(ctx, cfg.Node, control.Lower); err != nil {
+			return err
+		}
+		control.Source = src
 	}
 	if err := d.open(); err != nil {
 		return err
 	}
-	d.control, err = controller.New(controller.Config{
-		Source: src, Publisher: publisher{d.engine, d.log}, Node: cfg.Node, Lower: lowering, Logger: d.log,
-	})
-	if err != nil {
+	control.Publisher = publisher{d.engine, d.log}
+	if d.control, err = controller.New(control); err != nil {
 		return errors.Join(err, d.close())
 	}
 	return errors.Join(d.serve(ctx, cancel), d.close())
@@ -111,6 +120,7 @@ func (d *daemon) open() error {
 	}
 	d.engine = dataplane.New(dataplane.Config{
 		Backends: backends, FailMode: failMode, Established: established,
+		CutReset: d.cfg.CutReset, RejectRate: rejectRate(d.cfg.RejectRate),
 		Conntrack: conntrack.Limits{Records: d.cfg.Conntrack.MaxConnections},
 		RingSize:  ringSize(backends),
 		AuditAll:  d.cfg.Audit.All, AuditDenies: d.cfg.Audit.Denies, Logger: d.log,
@@ -161,6 +171,14 @@ func (d *daemon) openAudit() error {
 	return nil
 }
 
+// rejectRate is the engine's word for a rate: there 0 is the default.
+func rejectRate(rate int) int {
+	if rate == 0 {
+		return -1
+	}
+	return rate
+}
+
 // ringSize is how many events each worker's ring holds: as many as the disk may
 // need to get over a hiccup at full rate, within some 30 MiB for all of them.
 func ringSize(backends []dataplane.Backend) int {
@@ -192,6 +210,14 @@ func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) erro
 		}
 	})
 	packets.Go(func() { d.control.Run(ctx) })
+	var clusterErr error
+	if d.cluster != nil {
+		packets.Go(func() {
+			if clusterErr = d.cluster.run(ctx, d.control); clusterErr != nil {
+				cancel(clusterErr)
+			}
+		})
+	}
 	if d.cfg.Metrics.Address != "" {
 		packets.Go(func() { d.serveMetrics(ctx) })
 	}
@@ -205,7 +231,7 @@ func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) erro
 		}
 	}
 	d.log.Info("stopped", "dataplane", d.names)
-	return errors.Join(engineErr, auditErr)
+	return errors.Join(engineErr, clusterErr, auditErr)
 }
 
 // watch handles readiness and signals until ctx ends.
@@ -270,9 +296,9 @@ type publisher struct {
 	log    *slog.Logger
 }
 
-func (p publisher) Publish(t *classifier.Table) error {
+func (p publisher) Publish(t *classifier.Table, report *classifier.Report) error {
 	began := time.Now()
-	cut, err := p.engine.SetTable(t)
+	cut, err := p.engine.SetTable(t, dataplane.ChangeOf(report))
 	if err != nil {
 		return err
 	}

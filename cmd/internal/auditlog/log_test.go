@@ -63,7 +63,7 @@ func numbers(t *testing.T, read func(fn func([]byte) error) error) []int {
 	t.Helper()
 	var got []int
 	if err := read(func(b []byte) error {
-		got = append(got, int(seqOf(b)))
+		got = append(got, int(SeqOf(b)))
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -222,7 +222,7 @@ func TestTailLast(t *testing.T) {
 	write(t, log+".2.gz", text(1, 10))
 	write(t, log+".1", text(11, 20))
 	write(t, log, text(21, 25))
-	odd := func(b []byte) bool { return seqOf(b)%2 == 1 }
+	odd := func(b []byte) bool { return SeqOf(b)%2 == 1 }
 	for _, tt := range []struct {
 		n    int
 		keep func([]byte) bool
@@ -268,7 +268,7 @@ func follow(t *testing.T, log string, n int) *follower {
 		}}, func(b []byte) error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.got = append(f.got, int(seqOf(b)))
+			f.got = append(f.got, int(SeqOf(b)))
 			return nil
 		})
 	}()
@@ -374,7 +374,7 @@ func TestSeqOf(t *testing.T) {
 		line(42): 42, `{"v":1}`: 0, `{"a":"b","seq":7}`: 7, `{"a":"b","seq":x}`: 0,
 		`{"policy":{"name":",\"seq\":9"},"count":1,"seq":3,"prev":"00"}`: 3, "": 0, `,"seq":18446744073709551616`: 0,
 	} {
-		if got := seqOf([]byte(text)); got != want {
+		if got := SeqOf([]byte(text)); got != want {
 			t.Errorf("%s: %d, want %d", text, got, want)
 		}
 	}

@@ -20,6 +20,9 @@ type Printer struct {
 	// Today is the day times are printed for without a date, as text; the zero
 	// value is the first record's.
 	Today time.Time
+	// NodeWidth, if not 0, puts the node before each line of text, in a column of
+	// this width.
+	NodeWidth int
 
 	day string
 }
@@ -76,6 +79,10 @@ func (p *Printer) text(r *audit.Record) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintln(p.W, cli.AuditLine(p.Style, zone, r))
+	node := ""
+	if p.NodeWidth > 0 {
+		node = fmt.Sprintf("%-*s ", p.NodeWidth, r.Node)
+	}
+	_, err := fmt.Fprintln(p.W, node+cli.AuditLine(p.Style, zone, r))
 	return err
 }

@@ -24,6 +24,9 @@ type TailOptions struct {
 	// Missing, if set, is called when lines were rotated away and removed before
 	// they could be read: those numbered first to last.
 	Missing func(first, last uint64)
+	// Caught, if set, is called once, when the lines of the past have been
+	// delivered and following begins.
+	Caught func()
 }
 
 // Tail calls fn with the last lines of a log, in order, and with Follow goes on
@@ -45,6 +48,9 @@ func Tail(ctx context.Context, path string, opt TailOptions, fn func(line []byte
 	read, err := t.past(ctx)
 	if err != nil || !opt.Follow {
 		return err
+	}
+	if opt.Caught != nil {
+		opt.Caught()
 	}
 	return t.follow(ctx, read)
 }
@@ -86,7 +92,7 @@ func (t *tailer) past(ctx context.Context) (fs.FileInfo, error) {
 	}
 	current := func(line []byte) {
 		t.seen += int64(len(line)) + 1
-		if n := seqOf(line); n != 0 {
+		if n := SeqOf(line); n != 0 {
 			t.seq = n
 		}
 	}
@@ -147,7 +153,7 @@ func (t *tailer) follow(ctx context.Context, read fs.FileInfo) error {
 			skip -= int64(len(line)) + 1
 			return nil
 		}
-		n := seqOf(line)
+		n := SeqOf(line)
 		switch {
 		case n == 0:
 		case t.seq != 0 && n > t.seq+1:
@@ -183,7 +189,7 @@ func (t *tailer) fill(ctx context.Context, end uint64) error {
 	defer closeAll(files)
 	for _, f := range files[:len(files)-1] {
 		if err := readFile(ctx, f, true, func(line []byte) error {
-			n := seqOf(line)
+			n := SeqOf(line)
 			if n <= t.seq || n >= end {
 				return nil
 			}
@@ -211,9 +217,9 @@ func (t *tailer) missing(next uint64) {
 	}
 }
 
-// seqOf reads Record.Seq from a line without parsing all of it; 0 if there is
+// SeqOf reads Record.Seq from a line without parsing all of it; 0 if there is
 // none. The pattern cannot occur inside a JSON string, where quotes are escaped.
-func seqOf(line []byte) uint64 {
+func SeqOf(line []byte) uint64 {
 	const key = `,"seq":`
 	i := bytes.LastIndex(line, []byte(key))
 	if i < 0 {

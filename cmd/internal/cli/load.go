@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/rule"
@@ -16,14 +17,23 @@ import (
 	"github.com/tierwall/tierwall/policy/source/manifests"
 )
 
-// Input is a directory of manifests, as far as it could be understood.
+// Input is a directory of manifests or a cluster, as far as it could be
+// understood and read.
 type Input struct {
 	Objects  []*api.Object
 	Snapshot *inventory.Snapshot
 	Set      rule.Set
 	Findings diag.List
-	// Table is nil when there are error findings.
+	// Table is nil when there are error findings; with Live, when they leave no
+	// policy that could be in force.
 	Table *classifier.Table
+	// Live says that it is a cluster's, and Gaps what of it could not be read.
+	Live bool
+	Gaps []Gap
+
+	unfit bool                       // Set does not hold: there are errors about all of it
+	files int                        // WithFiles: policies that are the files'
+	only  func(diag.Diagnostic) bool // WithFiles: the findings to show; nil = all
 }
 
 // Load reads a directory, a file or "-" (stdin; nil is os.Stdin) exactly as the daemon
@@ -56,18 +66,24 @@ func LoadWith(opt lower.Options, dir, node string, stdin io.Reader) (*Input, err
 		in.Findings.Add(found)
 	}
 	in.Findings.Sort()
-	if len(in.Findings.Errors) > 0 {
-		return in, nil
+	in.unfit = len(in.Findings.Errors) > 0
+	return in, in.compile(node)
+}
+
+// compile makes the table, if there is a set to make it of.
+func (in *Input) compile(node string) error {
+	if in.unfit {
+		return nil
 	}
-	world, err := snap.WorldOf(node)
+	world, err := in.Snapshot.WorldOf(node)
 	if err != nil {
-		return in, err
+		return err
 	}
-	snap.FillSets(world, &in.Set)
+	in.Snapshot.FillSets(world, &in.Set)
 	if in.Table, _, err = classifier.Compile(in.Set, world, classifier.Options{}); err != nil {
-		return in, fmt.Errorf("compile the policies: %w", err)
+		return fmt.Errorf("compile the policies: %w", err)
 	}
-	return in, nil
+	return nil
 }
 
 // Lint adds the warnings about policies that are valid and probably not what
@@ -77,7 +93,11 @@ func (in *Input) Lint() {
 	if in.Table == nil {
 		return
 	}
-	in.Findings.Add(lint.Check(in.Objects, &in.Set, in.Snapshot))
+	found := lint.Check(in.Objects, &in.Set, in.Snapshot)
+	if in.only != nil {
+		found.Warnings = slices.DeleteFunc(found.Warnings, func(d diag.Diagnostic) bool { return !in.only(d) })
+	}
+	in.Findings.Add(found)
 	in.Findings.Sort()
 }
 
@@ -87,18 +107,22 @@ type Findings struct {
 	Warnings []diag.Diagnostic `json:"warnings"`
 }
 
+func findings(l *diag.List) Findings {
+	f := Findings{Errors: l.Errors, Warnings: l.Warnings}
+	if f.Errors == nil {
+		f.Errors = []diag.Diagnostic{}
+	}
+	if f.Warnings == nil {
+		f.Warnings = []diag.Diagnostic{}
+	}
+	return f
+}
+
 // WriteFindings prints a list of findings: JSON, or for people one line each
 // with its hint below.
 func WriteFindings(w io.Writer, s Style, asJSON bool, l *diag.List) error {
 	if asJSON {
-		f := Findings{Errors: l.Errors, Warnings: l.Warnings}
-		if f.Errors == nil {
-			f.Errors = []diag.Diagnostic{}
-		}
-		if f.Warnings == nil {
-			f.Warnings = []diag.Diagnostic{}
-		}
-		return WriteJSON(w, f)
+		return WriteJSON(w, findings(l))
 	}
 	var errs []error
 	for _, d := range l.Errors {
@@ -125,8 +149,11 @@ func writeFinding(w io.Writer, s Style, severity string, d diag.Diagnostic) erro
 
 // Summary is one line about what was read: "3 policies: 1 error, 2 warnings".
 func (in *Input) Summary() string {
-	policies := "1 policy"
-	if n := len(in.Objects); n != 1 {
+	policies, n := "1 policy", len(in.Objects)
+	if in.only != nil {
+		n = in.files
+	}
+	if n != 1 {
 		policies = fmt.Sprintf("%d policies", n)
 	}
 	return policies + ": " + plural(len(in.Findings.Errors), "error") + ", " + plural(len(in.Findings.Warnings), "warning")

@@ -10,6 +10,7 @@ import (
 	"github.com/tierwall/tierwall/dataplane/audit"
 	"github.com/tierwall/tierwall/dataplane/packet"
 	"github.com/tierwall/tierwall/policy/controller"
+	"github.com/tierwall/tierwall/policy/source/kube"
 )
 
 // Engine is what is read of a *dataplane.Engine.
@@ -37,6 +38,7 @@ type Config struct {
 	Backends []Backend
 	Audit    AuditLog
 	Policy   func() controller.Status
+	Source   func() kube.Status // nil for a daemon that reads no API server
 	Node     string
 	Version  string
 	// MaxPolicies and MaxRules bound the policies and the rules with series of
@@ -78,6 +80,7 @@ var (
 	problems      = desc("packet_problems_total", "Packets that could not be decided, by what is wrong with them.", "problem")
 	batches       = desc("batches_total", "Batches of packets taken from the kernel.", "backend")
 	remembered    = desc("offloads_total", "Packets whose connection the kernel was asked to keep to itself.", "backend")
+	answers       = desc("reject_answers_total", "Refused packets whose sender was to be told, by what became of the answer: sent, limited in rate, barred because such packets are never answered, failed.", "backend", "result")
 	receiveErrors = desc("receive_errors_total", "Failed attempts to take packets from the kernel.", "backend")
 	applyErrors   = desc("apply_errors_total", "Batches whose verdicts could not all be handed to the kernel.", "backend")
 	latency       = desc("verdict_latency_seconds", "Time from receiving a packet's batch to handing its verdicts to the kernel, one observation per packet. The sum is an estimate within 13 %.", "backend")
@@ -85,6 +88,7 @@ var (
 	kernelDropped = desc("kernel_dropped_packets_total", "Packets dropped in the kernel without userspace, by an earlier verdict.", "backend")
 	upcalls       = desc("kernel_upcalls_total", "Packets the kernel handed to userspace.", "backend")
 	overflow      = desc("kernel_overflow_packets_total", "Packets lost because a queue or ring between kernel and userspace was full.", "backend")
+	restored      = desc("kernel_restored_total", "Times the rules in the kernel were put back after other software had changed them.", "backend")
 
 	connections  = desc("connections", "Connections remembered in userspace now.", "backend")
 	connOpened   = desc("connections_opened_total", "Connections admitted.", "backend")
@@ -130,12 +134,13 @@ var (
 
 // all lists every metric, for Describe and for the documentation.
 var all = []*prometheus.Desc{
-	buildInfo, packets, problems, batches, remembered, receiveErrors, applyErrors, latency, kernelPassed, kernelDropped, upcalls, overflow,
+	buildInfo, packets, problems, batches, remembered, answers, receiveErrors, applyErrors, latency, kernelPassed, kernelDropped, upcalls, overflow, restored,
 	connections, connOpened, connReplaced, connEvicted, connExpired, connCut, connLookups,
 	ringDepth, ringCapacity, events, eventsLost,
 	auditEvents, auditRecords, auditDeduped, auditFolded, auditLost, auditUnresolved, auditLag, auditWindows, auditRotations, auditReopens,
 	auditReaders, auditSlow, verdicts, ruleHits,
-	generation, policyObjects, policyRules, policyIsolate, policyPods, policyErrors, policyWarnings, lastAttempt, lastSuccess,
+	generation, policyObjects, policyRules, policyIsolate, policyPods, policyErrors, policyWarnings, refusedObjects, lastAttempt, lastSuccess,
+	sourceSynced, sourceSnapshot, sourceObjects, sourceRequests, sourceErrors, sourceLists, sourceEvents, sourceContact,
 }
 
 // Describe implements prometheus.Collector.
@@ -167,11 +172,15 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		s.counter(kernelDropped, st.Dropped, b.Name())
 		s.counter(upcalls, st.Upcalls, b.Name())
 		s.counter(overflow, st.Overflow, b.Name())
+		s.counter(restored, st.Restored, b.Name())
 	}
 	if c.cfg.Audit != nil {
 		c.audit(s)
 	}
 	c.policy(s)
+	if c.cfg.Source != nil {
+		c.source(s, c.cfg.Source())
+	}
 }
 
 func (c *Collector) engine(s sink) {
@@ -196,6 +205,9 @@ func (c *Collector) engine(s sink) {
 		}
 		s.counter(batches, b.Batches, name)
 		s.counter(remembered, b.Remember, name)
+		for a, n := range b.Answers {
+			s.counter(answers, n, name, dataplane.Answer(a).String())
+		}
 		s.counter(receiveErrors, b.RecvFails, name)
 		s.counter(applyErrors, b.ApplyFail, name)
 		s.counter(connCut, b.Cut, name)
@@ -265,6 +277,7 @@ func (c *Collector) policy(s sink) {
 	s.gauge(policyPods, float64(st.Pods))
 	s.gauge(policyErrors, float64(len(st.Findings.Errors)))
 	s.gauge(policyWarnings, float64(len(st.Findings.Warnings)))
+	s.gauge(refusedObjects, float64(len(st.Refused)))
 	s.gauge(lastAttempt, seconds(st.LastAttempt))
 	s.gauge(lastSuccess, seconds(st.LastSuccess))
 }

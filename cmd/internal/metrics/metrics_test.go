@@ -28,6 +28,7 @@ import (
 	"github.com/tierwall/tierwall/dataplane/packet"
 	"github.com/tierwall/tierwall/policy/controller"
 	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/source/kube"
 )
 
 var update = flag.Bool("update", false, "write testdata and the tables in docs anew")
@@ -41,6 +42,7 @@ type fake struct {
 	stats    audit.Stats
 	hits     []audit.Hit
 	status   controller.Status
+	source   kube.Status
 }
 
 func (f *fake) Workers() []dataplane.WorkerStats { return f.workers }
@@ -91,7 +93,12 @@ func newFake() *fake {
 			Generation: n(), Objects: int(n()), Rules: int(n()), Isolations: int(n()), Pods: int(n()),
 			LastAttempt: time.Unix(1767323045, 500e6), LastSuccess: time.Unix(1767323040, 0),
 			Findings: diag.List{Errors: make([]diag.Diagnostic, 2), Warnings: make([]diag.Diagnostic, 3)},
+			Refused:  make([]controller.Refused, 4),
 		},
+		source: kube.Status{Synced: true, Resources: []kube.ResourceStatus{
+			{Resource: "networkpolicies.networking.k8s.io", Objects: 9001, Requests: 9002, Lists: 9003, Events: 9004, Errors: 9005, LastContact: time.Unix(1767323050, 250e6)},
+			{Resource: "pods", Objects: 9006, Requests: 9007, Lists: 9008, Events: 9009, Errors: 9010, LastContact: time.Unix(1767323051, 0)},
+		}},
 		hits: []audit.Hit{
 			hit("NetworkPolicy", "shop", "db", 0, "", audit.Allow, 5), hit("NetworkPolicy", "shop", "db", 1, "", audit.Allow, 7),
 			hit("NetworkPolicy", "shop", "db", -1, "", audit.Drop, 11), hit("NetworkPolicy", "shop", "web", 0, "", audit.WouldDrop, 13),
@@ -116,7 +123,7 @@ func hit(kind, ns, name string, index int, rule, verdict string, packets uint64)
 func (f *fake) collector() *Collector {
 	return NewCollector(Config{
 		Engine: f, Backends: f.backends, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status },
-		Node: "node-1", Version: "v1.2.3",
+		Source: func() kube.Status { return f.source }, Node: "node-1", Version: "v1.2.3",
 	})
 }
 

@@ -49,7 +49,7 @@ func Resolve(t *classifier.Table, inv *inventory.Snapshot, s string) (Target, er
 			}
 			known = append(known, "svc/"+services[i].Namespace+"/"+services[i].Name)
 		}
-		return Target{}, fmt.Errorf("no Service %s/%s in the manifests%s", parts[1], parts[2], among(s, known))
+		return Target{}, fmt.Errorf("no Service %s/%s%s", parts[1], parts[2], among(s, known))
 	}
 	if len(parts) > 2 || s == "" {
 		return Target{}, fmt.Errorf("%q: want NAMESPACE/POD, an IP address or svc/NAMESPACE/NAME", s)
@@ -68,7 +68,7 @@ func Resolve(t *classifier.Table, inv *inventory.Snapshot, s string) (Target, er
 	case len(found) == 0 && waiting(inv, s):
 		return Target{}, fmt.Errorf("pod %s has no address (it waits for one, or has ended): no packet can come from it or reach it", s)
 	case len(found) == 0:
-		return Target{}, fmt.Errorf("no pod %s in the manifests%s", s, among(s, known))
+		return Target{}, fmt.Errorf("no pod %s%s", s, among(s, known))
 	case len(found) > 1:
 		names := make([]string, len(found))
 		for i, e := range found {
@@ -137,7 +137,7 @@ func Backends(w *rule.World, s *inventory.Service, p Port) ([]Backend, error) {
 		return nil, fmt.Errorf("%s: a Service forwards ports; %s has none", name, p.Proto)
 	}
 	if len(s.Selector) == 0 {
-		return nil, fmt.Errorf("%s has no selector: its backends are not in the manifests; ask about their addresses", name)
+		return nil, fmt.Errorf("%s has no selector: its backends are not known; ask about their addresses", name)
 	}
 	target, err := targetPort(s, name, p)
 	if err != nil {

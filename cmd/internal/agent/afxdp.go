@@ -1,0 +1,55 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/tierwall/tierwall/dataplane/afxdp"
+)
+
+// AttachConfig says which devices the afxdp backend's programs go onto, and how.
+// Lists are separated by commas.
+type AttachConfig struct {
+	Attach       string `json:"attach"`       // auto, tcx, clsact or xdp-generic
+	Devices      string `json:"devices"`      // patterns of pod devices; "" = every veth that may be one
+	Exclude      string `json:"exclude"`      // patterns of devices never touched
+	PodCIDRs     string `json:"podCIDRs"`     // beside those of the Node object
+	AntiSpoofing bool   `json:"antiSpoofing"` // drop packets in another pod's name
+	Uplinks      string `json:"uplinks"`      // devices towards other nodes
+	XDPMode      string `json:"xdpMode"`      // of the uplinks: off, native or generic
+}
+
+// options is the configuration as the backend has it. Errors name the key.
+func (c *AttachConfig) options(failOpen bool) (devices []string, a afxdp.AttachConfig, err error) {
+	list := func(s string) []string {
+		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
+	}
+	var errs []error
+	for _, s := range list(c.PodCIDRs) {
+		p, err := netip.ParsePrefix(s)
+		if err != nil || p.Bits() == 0 || p != p.Masked() {
+			errs = append(errs, fmt.Errorf("afxdp.podCIDRs: %q: want a network such as 10.244.1.0/24", s))
+			continue
+		}
+		a.PodCIDRs = append(a.PodCIDRs, p)
+	}
+	a.Attach, a.UplinkMode = afxdp.Attach(c.Attach), afxdp.UplinkMode(c.XDPMode)
+	switch a.Attach {
+	case afxdp.AttachAuto, afxdp.AttachTCX, afxdp.AttachClsact, afxdp.AttachXDPGeneric:
+	default:
+		errs = append(errs, fmt.Errorf("afxdp.attach: %q is not one of auto, tcx, clsact and xdp-generic", c.Attach))
+	}
+	switch a.UplinkMode {
+	case afxdp.UplinkOff, afxdp.UplinkNative, afxdp.UplinkGeneric:
+	default:
+		errs = append(errs, fmt.Errorf("afxdp.xdpMode: %q is not one of off, native and generic", c.XDPMode))
+	}
+	if a.UplinkMode != afxdp.UplinkOff && c.Uplinks == "" {
+		errs = append(errs, errors.New("afxdp.xdpMode: without afxdp.uplinks there is nothing to run on"))
+	}
+	a.Uplinks, a.Exclude = list(c.Uplinks), list(c.Exclude)
+	a.AllowSpoofing, a.PassUnknown = !c.AntiSpoofing, failOpen
+	return list(c.Devices), a, errors.Join(errs...)
+}

@@ -1,0 +1,41 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tierwall/tierwall/dataplane/afxdp"
+)
+
+func TestAttachOptions(t *testing.T) {
+	c := AttachConfig{
+		Attach: "clsact", Devices: "cali*,lxc*", Exclude: "veth0", PodCIDRs: "10.244.1.0/24, fd00:1::/64",
+		AntiSpoofing: true, Uplinks: "eth0,eth1", XDPMode: "native",
+	}
+	devices, a, err := c.options(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(devices, []string{"cali*", "lxc*"}) || !slices.Equal(a.Exclude, []string{"veth0"}) || !slices.Equal(a.Uplinks, []string{"eth0", "eth1"}) {
+		t.Errorf("devices %v, exclude %v, uplinks %v", devices, a.Exclude, a.Uplinks)
+	}
+	if want := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:1::/64")}; !slices.Equal(a.PodCIDRs, want) {
+		t.Errorf("pod CIDRs %v", a.PodCIDRs)
+	}
+	if a.Attach != afxdp.AttachClsact || a.UplinkMode != afxdp.UplinkNative || a.AllowSpoofing || !a.PassUnknown {
+		t.Errorf("%+v", a)
+	}
+	d := Default()
+	if _, a, err := d.AFXDP.AttachConfig.options(false); err != nil || a.AllowSpoofing || a.PassUnknown || a.UplinkMode != afxdp.UplinkOff {
+		t.Errorf("defaults: %+v, %v", a, err)
+	}
+	bad := AttachConfig{Attach: "tc", XDPMode: "skb", PodCIDRs: "10.244.1.1/24,::/0,pods"}
+	_, _, err = bad.options(false)
+	for _, want := range []string{"afxdp.attach", "afxdp.xdpMode", "afxdp.uplinks", "10.244.1.1/24", "::/0", `"pods"`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error does not name %s: %v", want, err)
+		}
+	}
+}

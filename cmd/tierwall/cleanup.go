@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/spf13/cobra"
+
+	"github.com/tierwall/tierwall/cmd/internal/agent"
+	"github.com/tierwall/tierwall/cmd/internal/cli"
+	"github.com/tierwall/tierwall/dataplane/nfqueue"
+)
+
+func newCleanup() *cobra.Command {
+	c := agent.Default()
+	force := false
+	output := cli.NewFormat("text", "json")
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove from this node what the daemon left when it was uninstalled",
+		Long: `Removes what a daemon leaves in the kernel when it stops: with failMode closed its
+rules stay, so that nothing opens while it is away. After this the node is as if
+there had been no tierwall, and open. It needs root, in the node's network
+namespace, and does what "tierwalld --cleanup" does; it says what it removed.
+
+A node whose daemon answers is left alone: stop it first. --force removes under a
+daemon that runs, which then enforces nothing until it is started again.
+
+JSON: {"removed":["nftables table inet tierwall",…]}.`,
+		Example: `  sudo tierwall cleanup
+  sudo ip netns exec node1 tierwall cleanup -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errors.New("needs root (CAP_NET_ADMIN): it removes nftables rules and devices")
+			}
+			if !force {
+				n := nodesFlags{address: c.Metrics.Address}
+				here := n.here()
+				defer here.close()
+				ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
+				defer cancel()
+				if st, err := here.Client.Status(ctx); err == nil {
+					return fmt.Errorf("the daemon of node %s runs: stop it first, or give --force", st.Node)
+				}
+			}
+			removed, err := cleanup(cmd.Context(), c)
+			if err != nil {
+				return errors.Join(err, cli.WriteJSON(cmd.ErrOrStderr(), map[string][]string{"removed": removed}))
+			}
+			out := cmd.OutOrStdout()
+			if output.JSON() {
+				return cli.WriteJSON(out, map[string][]string{"removed": removed})
+			}
+			for _, what := range removed {
+				fmt.Fprintln(out, "removed", what)
+			}
+			if len(removed) == 0 {
+				fmt.Fprintln(out, "there was nothing to remove")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "also under a daemon that runs")
+	cmd.Flags().StringVar(&c.Metrics.Address, "address", c.Metrics.Address, "where a daemon on this machine would answer")
+	cmd.Flags().VarP(output, "output", "o", "form of the answer")
+	return cmd
+}
+
+// cleanup does it, and returns what was there before and is not any more.
+func cleanup(ctx context.Context, c agent.Config) ([]string, error) {
+	before, err := leftovers()
+	if err != nil {
+		return nil, err
+	}
+	c.CleanupOnly = true
+	if err := agent.Run(ctx, c); err != nil {
+		return nil, err
+	}
+	after, err := leftovers()
+	if err != nil {
+		return nil, err
+	}
+	removed := []string{}
+	for _, what := range before {
+		if !slices.Contains(after, what) {
+			removed = append(removed, what)
+		}
+	}
+	if len(after) > 0 {
+		return removed, fmt.Errorf("still there: %s", strings.Join(after, ", "))
+	}
+	return removed, nil
+}
+
+// pinned is where the daemon keeps BPF objects for its next run.
+const pinned = "/sys/fs/bpf/tierwall"
+
+// leftovers lists what a daemon has in this network namespace and on its bpffs,
+// by the names it gives: tables called tierwall, devices called tw-….
+func leftovers() ([]string, error) {
+	var out []string
+	nft, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("read the nftables rules: %w", err)
+	}
+	tables, err := nft.ListTables()
+	if err != nil {
+		return nil, fmt.Errorf("read the nftables rules: %w", err)
+	}
+	families := map[nftables.TableFamily]string{
+		nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6", nftables.TableFamilyNetdev: "netdev",
+	}
+	for _, t := range tables {
+		if t.Name == nfqueue.TableName {
+			out = append(out, "nftables table "+families[t.Family]+" "+t.Name)
+		}
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("read the devices: %w", err)
+	}
+	for _, l := range links {
+		if strings.HasPrefix(l.Name, "tw-uc") {
+			out = append(out, "device "+l.Name)
+		}
+	}
+	entries, err := os.ReadDir(pinned)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read the pinned BPF objects: %w", err)
+	}
+	for _, e := range entries {
+		out = append(out, "BPF object "+pinned+"/"+e.Name())
+	}
+	slices.Sort(out)
+	return out, nil
+}
