@@ -54,6 +54,7 @@ type Object struct {
 	Namespace, Name string
 	Annotations     map[string]string
 	Generation      int64
+	UID             string // "" for objects that no API server has stored
 	// Value is what Kind.New returned, filled in.
 	Value any
 	// Raw is the decoded document as generic values (map[string]any, []any,

@@ -71,6 +71,8 @@ type Config struct {
 	// Compile builds tables. nil means a classifier.Compiler of its own, which
 	// builds only what changed since the table before.
 	Compile func(rule.Set, *rule.World, classifier.Options) (*classifier.Table, *classifier.Report, error)
+	// Learner fills address sets from DNS answers. nil leaves them empty.
+	Learner Learner
 }
 
 // Attempt is how one attempt to put the source's input into force ended.
@@ -116,7 +118,8 @@ type Controller struct {
 	world      *rule.World
 	isolation  isolation
 	last       lastBuild
-	input      []*api.Object // in force
+	input      []*api.Object        // in force
+	compiler   *classifier.Compiler // nil with Config.Compile
 
 	mu     sync.Mutex
 	status Status
@@ -139,10 +142,13 @@ func New(cfg Config) (*Controller, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	c := &Controller{reload: make(chan struct{}, 1), ready: make(chan struct{})}
 	if cfg.Compile == nil {
-		cfg.Compile = new(classifier.Compiler).Compile
+		c.compiler = new(classifier.Compiler)
+		cfg.Compile = c.compiler.Compile
 	}
-	return &Controller{cfg: cfg, reload: make(chan struct{}, 1), ready: make(chan struct{})}, nil
+	c.cfg = cfg
+	return c, nil
 }
 
 // Reload asks for an update as a change of the source does. It never blocks.
@@ -193,6 +199,8 @@ func (c *Controller) wait(ctx context.Context, changes *<-chan struct{}, retry <
 			*changes = nil
 		case <-c.reload:
 			return true
+		case <-c.news():
+			c.refill()
 		case <-retry:
 			return true
 		}
@@ -213,6 +221,8 @@ func (c *Controller) coalesce(ctx context.Context, changes *<-chan struct{}, whi
 		case <-over:
 			return
 		case <-c.reload:
+		case <-c.news():
+			c.refill()
 		case _, ok := <-*changes:
 			if !ok {
 				*changes = nil
@@ -298,9 +308,11 @@ func (c *Controller) install(set rule.Set, objs []*api.Object, snap *inventory.S
 		}, nil
 	}
 	snap.FillSets(world, &set)
+	mark := c.learn(world)
 	same := c.set != nil && (sameSet(c.set, &set) || reflect.DeepEqual(*c.set, set))
 	if same && reflect.DeepEqual(c.world, world) {
 		c.input = objs
+		c.learnt(mark)
 		return nil, nil
 	}
 	began := time.Now()
@@ -315,6 +327,7 @@ func (c *Controller) install(set rule.Set, objs []*api.Object, snap *inventory.S
 		return &diag.Diagnostic{Message: "the table cannot be put in force: " + err.Error()}, err
 	}
 	c.set, c.world, c.input = &set, world, objs
+	c.learnt(mark)
 	hashed := ""
 	if !same { // encoding thousands of rules takes a while: not while others wait
 		hashed = hash(&set)

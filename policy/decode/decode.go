@@ -290,7 +290,7 @@ func (r *reader) known(root *node, kind api.Kind) {
 	*typeMeta = metav1.TypeMeta{APIVersion: apiVersion(kind), Kind: kind.Kind} // a list may imply them
 	w.checkMeta(meta, root)
 	o.Namespace, o.Name = meta.Namespace, meta.Name
-	o.Annotations, o.Generation = meta.Annotations, meta.Generation
+	o.Annotations, o.Generation, o.UID = meta.Annotations, meta.Generation, string(meta.UID)
 	if !w.lenient {
 		o.Raw, _ = root.raw().(map[string]any)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -93,6 +94,7 @@ type Reporter struct {
 	verdicts    []Verdict
 	judged      map[types.UID]string // resourceVersion-free content judged last
 	judgedOrder []types.UID          // of the verdicts
+	round       uint64               // counts judgements
 	judgedAt    time.Time
 	worldThen   *inventory.Snapshot
 	versions    map[types.UID]asked
@@ -102,6 +104,7 @@ type Reporter struct {
 	mu      sync.Mutex
 	queue   map[types.UID]job
 	written map[types.UID]done
+	made    map[types.UID]inputs // forgotten when a write fails
 	// unsupported says until when a resource is left alone.
 	unsupported map[schema.GroupVersionResource]time.Time
 	stats       Stats
@@ -112,6 +115,15 @@ type Reporter struct {
 type asked struct {
 	content string
 	version uint64
+}
+
+// inputs is what a status was last made of: nothing needs to be compared while
+// they are the same.
+type inputs struct {
+	version string // stored
+	round   uint64 // of judging
+	count   Count
+	silent  string
 }
 
 // done is what was written last.
@@ -131,7 +143,7 @@ func NewReporter(view View, client Client, events Recorder, judge Judge, limits 
 	return &Reporter{
 		view: view, client: client, events: events, judge: judge, limits: limits, log: log, now: time.Now,
 		versions: map[types.UID]asked{}, told: map[types.UID]string{}, unsupported: map[schema.GroupVersionResource]time.Time{},
-		queue: map[types.UID]job{}, written: map[types.UID]done{}, wake: make(chan struct{}, 1),
+		queue: map[types.UID]job{}, written: map[types.UID]done{}, made: map[types.UID]inputs{}, wake: make(chan struct{}, 1),
 		eventLimit: flowcontrol.NewTokenBucketPassiveRateLimiter(float32(limits.Events), int(10*limits.Events)),
 	}
 }
@@ -179,7 +191,7 @@ func (r *Reporter) Look() {
 	r.rejudge(objects, world, began)
 	nodes := NewNodes(world, reports, began)
 	versions := make(map[types.UID]asked, len(objects))
-	refused := 0
+	refused, silent := 0, strings.Join(nodes.Silent, ",")
 	for i := range objects {
 		o, v := &objects[i], &r.verdicts[i]
 		if len(v.Errors) > 0 || v.Mixed {
@@ -197,7 +209,7 @@ func (r *Reporter) Look() {
 		uid := o.Stored.GetUID()
 		a := r.ask(o)
 		versions[uid] = a
-		r.queueStatus(o, v, nodes, a.version, began)
+		r.queueStatus(o, v, nodes, a.version, silent, began)
 	}
 	r.versions = versions
 	r.forget(objects)
@@ -224,6 +236,7 @@ func (r *Reporter) rejudge(objects []Object, world *inventory.Snapshot, now time
 	}
 	if changed || len(r.verdicts) != len(objects) || world != r.worldThen && now.Sub(r.judgedAt) >= r.limits.Relower {
 		r.verdicts = r.judge.Judge(objects, world)
+		r.round++
 		r.judged, r.judgedAt, r.worldThen, r.judgedOrder = contents, now, world, order(objects)
 		return
 	}
@@ -273,7 +286,7 @@ func saysEnforced(o *unstructured.Unstructured) bool {
 	return false
 }
 
-func (r *Reporter) queueStatus(o *Object, v *Verdict, nodes *Nodes, version uint64, now time.Time) {
+func (r *Reporter) queueStatus(o *Object, v *Verdict, nodes *Nodes, version uint64, silent string, now time.Time) {
 	if until, ok := r.unsupportedUntil(o.Resource); ok && now.Before(until) {
 		return
 	}
@@ -281,7 +294,15 @@ func (r *Reporter) queueStatus(o *Object, v *Verdict, nodes *Nodes, version uint
 		Resource: o.Resource.GroupResource().String(), Namespace: o.Stored.GetNamespace(), Name: o.Stored.GetName(),
 	}
 	uid := o.Stored.GetUID()
-	p, err := status(o, v, nodes.Count(name, version), nodes.Silent, now)
+	in := inputs{o.Stored.GetResourceVersion(), r.round, nodes.Count(name, version), silent}
+	r.mu.Lock()
+	before, made := r.made[uid]
+	r.made[uid] = in
+	r.mu.Unlock()
+	if made && before == in {
+		return
+	}
+	p, err := status(o, v, in.count, nodes.Silent, now)
 	if err != nil {
 		r.log.Error("status cannot be made", "error", err)
 		return
@@ -325,6 +346,11 @@ func (r *Reporter) forget(objects []Object) {
 	for uid := range r.queue {
 		if !here[uid] {
 			delete(r.queue, uid)
+		}
+	}
+	for uid := range r.made {
+		if !here[uid] {
+			delete(r.made, uid)
 		}
 	}
 }
@@ -432,6 +458,9 @@ func (r *Reporter) patch(ctx context.Context, j job) {
 	after, err := r.client.PatchStatus(ctx, j.object.Resource, o.GetNamespace(), o.GetName(), j.plan.patch)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err != nil {
+		delete(r.made, o.GetUID())
+	}
 	switch {
 	case err == nil:
 		r.stats.Writes++

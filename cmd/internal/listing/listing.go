@@ -78,7 +78,7 @@ func Policies(objs []*api.Object, set *rule.Set) []Policy {
 		}
 		index[id{o.Kind.Group, o.Kind.Kind, o.Namespace, o.Name}] = len(out)
 		out = append(out, Policy{
-			Name: o.Name, UID: text(o.Raw, "metadata", "uid"), Kind: o.Kind.Kind, Group: o.Kind.Group, Namespace: o.Namespace,
+			Name: o.Name, UID: o.UID, Kind: o.Kind.Kind, Group: o.Kind.Group, Namespace: o.Namespace,
 			Source: source(o), Rules: written(o), Priority: priority(o), Dialect: o.Kind.Dialect,
 			Subjects: []string{}, Stage: rule.Enforce.String(),
 		})
@@ -215,14 +215,6 @@ func priority(o *api.Object) *float64 {
 		}
 	}
 	return nil
-}
-
-func text(m map[string]any, path ...string) string {
-	for _, key := range path[:len(path)-1] {
-		m, _ = m[key].(map[string]any)
-	}
-	s, _ := m[path[len(path)-1]].(string)
-	return s
 }
 
 // identifier is a name-based UUID (RFC 9562, section 5.5, in the null
