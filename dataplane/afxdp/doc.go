@@ -115,14 +115,16 @@
 // # When no daemon runs
 //
 // With Config.PinPath the programs, the maps and the upcall pair outlive the
-// process, whatever ends it. Accepted flows go on. The daemon's signs of life are
-// in a variable the programs read; when they have stopped for Config.AliveTime, or
-// at once after Close, what would have been an upcall is left to the later hook.
-// Without one it is dropped or, with Config.FailOpen, passed. Until then a socket
-// that is gone drops it. The next process takes over: it uses the pair and the
-// maps (if their form is its own; otherwise it starts with empty ones), and gives
-// its programs to the links that are there, so that there is no moment without a
-// program on a device. Its first Update makes every flow come up once.
+// process, whatever ends it. Accepted flows go on. That nobody is there the
+// programs see at once, because the kernel takes the socket of a dead process out
+// of its map; a process that hangs they know by its signs of life, which are
+// missing for Config.AliveTime. What would have been an upcall is then left to the
+// later hook. Without one it is dropped or, with Config.FailOpen, passed.
+//
+// The next process takes over: it uses the pair and the maps (if their form is its
+// own; otherwise it starts with empty ones), and gives its programs to the links
+// that are there, so that there is no moment without a program on a device. Its
+// first Update makes every flow come up once.
 //
 // Without PinPath the kernel takes the programs off when the process ends, and
 // everything passes.

@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/gopacket"
 	"github.com/google/gopacket/layers"
+	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/packet"
@@ -69,6 +70,18 @@ func newKernel(t testing.TB, strict bool) *kernel {
 		t.Fatal(err)
 	}
 	t.Cleanup(k.c.Close)
+	// Somebody to ask, who never reads.
+	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.SetsockoptInt(fd, unix.SOL_XDP, unix.XDP_RX_RING, 64); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.c.Maps["sockets"].Put(uint32(0), uint32(fd)); err != nil {
+		t.Fatal(err)
+	}
 	if err := k.c.Maps["devices"].Put(uint32(loopback), &deviceState{}); err != nil {
 		t.Fatal(err)
 	}

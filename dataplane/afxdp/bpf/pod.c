@@ -454,9 +454,10 @@ INLINE int limited(struct device *d, const struct packet *p, int egress, __u64 n
 
 INLINE int upcall(struct skb *skb, const struct packet *p, int egress, __u8 reply, int final, int bridged, __u64 now)
 {
-	// A daemon that gives no sign of life has died or hangs. It may have been
-	// restarted a moment ago: accepted flows do not get here.
-	if (now > alive + alive_time) {
+	// The kernel takes the socket of a daemon that died out of the map; one that
+	// hangs gives no sign of life.
+	__u32 queue = 0;
+	if (!map_lookup(&sockets, &queue) || now > alive + alive_time) {
 		if (final && !open) {
 			add(COUNT_ALONE_DROP, 1);
 			return TCX_DROP;

@@ -1,0 +1,374 @@
+package dns
+
+import (
+	"container/list"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Config bounds Names. Zero values mean the defaults.
+type Config struct {
+	PerSet  int // names a set takes; DefaultPerSet
+	Total   int // names in all; DefaultTotal
+	PerName int // addresses of a name; DefaultPerName
+	// Grace is how long an address stays after its TTL has passed: for the client
+	// that connects in the last moment. Negative means none.
+	Grace time.Duration
+	// Clock is time.Now for tests.
+	Clock func() time.Time
+}
+
+// Defaults of Config, and what TTLs count as.
+const (
+	DefaultPerSet  = 1024
+	DefaultTotal   = 10_000
+	DefaultPerName = 1024
+	DefaultGrace   = 10 * time.Second
+
+	MinTTL = time.Second
+	MaxTTL = 24 * time.Hour
+)
+
+// againAfter is when an address past its time that a live connection kept is
+// looked at again.
+const againAfter = time.Minute
+
+// Set is an address set that DNS fills.
+type Set struct {
+	Name string
+	// Match reports whether it wants a name: lower case, without the root's dot.
+	Match func(name string) bool
+}
+
+// Names knows the addresses behind names, for the sets that want them. Every
+// change has a number; see Learn and InForce.
+type Names struct {
+	cfg  Config
+	news chan struct{} // capacity 1
+
+	mu      sync.Mutex
+	sets    []Set // sorted by name
+	perSet  map[string]int
+	names   map[string]*entry
+	recent  *list.List // of *entry, most recently resolved first
+	changes uint64     // number of the last change
+	inForce uint64
+	waiting []waiter
+	unsaved bool
+	evicted uint64
+}
+
+// entry is a name. It is in at least one set, or was loaded and waits for one.
+type entry struct {
+	name  string
+	sets  []string
+	addrs map[netip.Addr]*address
+	place *list.Element
+}
+
+type address struct {
+	until  time.Time // its TTL has passed
+	again  time.Time // not to be looked at before
+	change uint64    // the one that brought it
+}
+
+type waiter struct {
+	change uint64
+	done   chan struct{}
+}
+
+// NewNames returns Names without sets and names.
+func NewNames(c Config) *Names {
+	for _, d := range []struct {
+		v *int
+		d int
+	}{{&c.PerSet, DefaultPerSet}, {&c.Total, DefaultTotal}, {&c.PerName, DefaultPerName}} {
+		if *d.v <= 0 {
+			*d.v = d.d
+		}
+	}
+	switch {
+	case c.Grace == 0:
+		c.Grace = DefaultGrace
+	case c.Grace < 0:
+		c.Grace = 0
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
+	return &Names{cfg: c, news: make(chan struct{}, 1), names: map[string]*entry{}, recent: list.New(), perSet: map[string]int{}}
+}
+
+// Watch replaces the sets. What is known already goes into those that want it.
+// Names no set wants any more stay until their time is over: a set may come back.
+func (n *Names) Watch(sets []Set) {
+	sets = slices.Clone(sets)
+	slices.SortFunc(sets, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if slices.EqualFunc(sets, n.sets, func(a, b Set) bool { return a.Name == b.Name }) {
+		return
+	}
+	n.sets, n.perSet = sets, map[string]int{}
+	for at := n.recent.Front(); at != nil; at = at.Next() {
+		e := at.Value.(*entry)
+		e.sets = e.sets[:0]
+		for _, s := range sets {
+			if n.perSet[s.Name] < n.cfg.PerSet && s.Match(e.name) {
+				e.sets = append(e.sets, s.Name)
+				n.perSet[s.Name]++
+			}
+		}
+	}
+	n.changed()
+}
+
+// Wanted reports whether there are sets.
+func (n *Names) Wanted() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.sets) > 0
+}
+
+// Learn takes in the addresses a name was resolved to. It returns nil when all of
+// them are in force, or nobody wants the name; else a channel that is closed when
+// they are.
+func (n *Names) Learn(name string, records []record) <-chan struct{} {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.names[name]
+	if e == nil || len(e.sets) == 0 {
+		var want []string
+		for _, s := range n.sets {
+			if s.Match(name) {
+				want = append(want, s.Name)
+			}
+		}
+		if len(want) == 0 || len(records) == 0 {
+			return nil
+		}
+		if e == nil {
+			e = &entry{name: name, addrs: map[netip.Addr]*address{}}
+			e.place = n.recent.PushFront(e)
+			n.names[name] = e
+		}
+		e.sets = want
+		for _, s := range want {
+			n.perSet[s]++
+		}
+		n.bound(want)
+	}
+	n.recent.MoveToFront(e.place)
+	now := n.cfg.Clock()
+	var need uint64
+	added := false
+	for _, r := range records {
+		until := now.Add(min(max(r.ttl, MinTTL), MaxTTL))
+		a := e.addrs[r.addr]
+		if a == nil {
+			if len(e.addrs) >= n.cfg.PerName {
+				n.evictAddr(e)
+			}
+			if !added {
+				n.changed()
+				added = true
+			}
+			a = &address{change: n.changes}
+			e.addrs[r.addr] = a
+		}
+		if until.After(a.until) {
+			a.until, a.again = until, time.Time{}
+			n.unsaved = true
+		}
+		need = max(need, a.change)
+	}
+	if need <= n.inForce {
+		return nil
+	}
+	w := waiter{need, make(chan struct{})}
+	n.waiting = append(n.waiting, w)
+	return w.done
+}
+
+// bound puts names out until no set has more than its share and all together not
+// more than theirs.
+func (n *Names) bound(sets []string) {
+	for _, s := range sets {
+		if n.perSet[s] <= n.cfg.PerSet {
+			continue
+		}
+		for at := n.recent.Back(); at != nil; at = at.Prev() {
+			e := at.Value.(*entry)
+			if i := slices.Index(e.sets, s); i >= 0 {
+				e.sets = slices.Delete(e.sets, i, i+1)
+				n.perSet[s]--
+				n.evicted++
+				if len(e.sets) == 0 {
+					n.forget(e)
+				}
+				n.changed()
+				break
+			}
+		}
+	}
+	for len(n.names) > n.cfg.Total {
+		n.evicted++
+		n.forget(n.recent.Back().Value.(*entry))
+		n.changed()
+	}
+}
+
+// evictAddr makes room for an address: the one whose time is over first goes.
+func (n *Names) evictAddr(e *entry) {
+	var first netip.Addr
+	for a, d := range e.addrs {
+		if f := e.addrs[first]; f == nil || d.until.Before(f.until) || d.until.Equal(f.until) && a.Less(first) {
+			first = a
+		}
+	}
+	delete(e.addrs, first)
+	n.evicted++
+	n.changed()
+}
+
+func (n *Names) forget(e *entry) {
+	for _, s := range e.sets {
+		n.perSet[s]--
+	}
+	n.recent.Remove(e.place)
+	delete(n.names, e.name)
+}
+
+// changed counts a change and announces it.
+func (n *Names) changed() {
+	n.changes++
+	n.unsaved = true
+	select {
+	case n.news <- struct{}{}:
+	default:
+	}
+}
+
+// News delivers a value after changes; one may stand for many.
+func (n *Names) News() <-chan struct{} { return n.news }
+
+// Fill puts the addresses of each set that is watched into the map, sorted and
+// without duplicates, and returns the number of the last change in it. Keys that
+// are not in the map are left out.
+func (n *Names) Fill(sets map[string][]netip.Prefix) uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.sets {
+		if _, ok := sets[s.Name]; ok {
+			sets[s.Name] = []netip.Prefix{}
+		}
+	}
+	for _, e := range n.names {
+		for _, s := range e.sets {
+			if _, ok := sets[s]; !ok {
+				continue
+			}
+			for a := range e.addrs {
+				sets[s] = append(sets[s], netip.PrefixFrom(a, a.BitLen()))
+			}
+		}
+	}
+	for _, s := range n.sets {
+		if l, ok := sets[s.Name]; ok {
+			slices.SortFunc(l, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+			sets[s.Name] = slices.Compact(l)
+		}
+	}
+	return n.changes
+}
+
+// InForce tells that the changes up to a number are in force. Numbers do not
+// decrease.
+func (n *Names) InForce(change uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.inForce = max(n.inForce, change)
+	n.waiting = slices.DeleteFunc(n.waiting, func(w waiter) bool {
+		if w.change > n.inForce {
+			return false
+		}
+		close(w.done)
+		return true
+	})
+}
+
+// Expire forgets addresses whose time is over, but those that live reports a
+// connection with. live is asked without a lock held, at most once; nil means that
+// there are none. If it fails, nothing is forgotten.
+func (n *Names) Expire(live func([]netip.Addr) (map[netip.Addr]bool, error)) error {
+	now := n.cfg.Clock()
+	over := func(a *address) bool { return now.After(a.until.Add(n.cfg.Grace)) && !now.Before(a.again) }
+	n.mu.Lock()
+	ask := map[netip.Addr]struct{}{}
+	for _, e := range n.names {
+		for a, d := range e.addrs {
+			if over(d) {
+				ask[a] = struct{}{}
+			}
+		}
+	}
+	n.mu.Unlock()
+	if len(ask) == 0 {
+		return nil
+	}
+	var used map[netip.Addr]bool
+	if live != nil {
+		addrs := make([]netip.Addr, 0, len(ask))
+		for a := range ask {
+			addrs = append(addrs, a)
+		}
+		var err error
+		if used, err = live(addrs); err != nil {
+			return err
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	gone := false
+	for _, e := range n.names {
+		for a, d := range e.addrs {
+			_, asked := ask[a]
+			switch {
+			case !asked || !over(d): // learnt anew meanwhile
+			case used[a] && len(e.sets) > 0:
+				d.again = now.Add(againAfter)
+			default:
+				delete(e.addrs, a)
+				gone = true
+			}
+		}
+		if len(e.addrs) == 0 {
+			n.forget(e)
+		}
+	}
+	if gone {
+		n.changed()
+	}
+	return nil
+}
+
+// Stats are totals and sizes.
+type Stats struct {
+	Sets, Names, Addresses int
+	Evicted                uint64 // names and addresses put out by a bound
+}
+
+// Stats returns how much is known.
+func (n *Names) Stats() Stats {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := Stats{Sets: len(n.sets), Names: len(n.names), Evicted: n.evicted}
+	for _, e := range n.names {
+		s.Addresses += len(e.addrs)
+	}
+	return s
+}
