@@ -41,10 +41,10 @@ type memory struct {
 	passed int
 }
 
-func (m *memory) Name() string                          { return "nfqueue" }
-func (m *memory) Drivers() []dataplane.Driver           { return []dataplane.Driver{m} }
+func (m *memory) Name() string                                            { return "nfqueue" }
+func (m *memory) Drivers() []dataplane.Driver                             { return []dataplane.Driver{m} }
 func (m *memory) Update(*classifier.Table, dataplane.Change) (int, error) { return 0, nil }
-func (m *memory) Stats() dataplane.BackendStats         { return dataplane.BackendStats{} }
+func (m *memory) Stats() dataplane.BackendStats                           { return dataplane.BackendStats{} }
 
 func (m *memory) Close() error {
 	select {

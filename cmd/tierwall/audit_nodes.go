@@ -69,10 +69,7 @@ func (t *nodeTail) run(ctx context.Context) error {
 	defer tick.Stop()
 	look := time.NewTicker(rediscover)
 	defer look.Stop()
-	for {
-		if !t.tail.Follow && len(t.running) == 0 {
-			break
-		}
+	for t.tail.Follow || len(t.running) > 0 {
 		var err error
 		select {
 		case <-ctx.Done():

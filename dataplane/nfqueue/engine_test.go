@@ -108,7 +108,7 @@ func TestWholeReject(t *testing.T) {
 		})
 		w.apply(t, classifier.Delta{Policies: []classifier.PolicyChange{to(rule.Reject, portBad)}})
 		for _, family := range families {
-			if err, took := refusal(t, w.a.NS, "tcp", at(w.b.Addr(family), portBad)); !errors.Is(err, unix.ECONNREFUSED) || took > time.Second {
+			if took, err := refusal(t, w.a.NS, "tcp", at(w.b.Addr(family), portBad)); !errors.Is(err, unix.ECONNREFUSED) || took > time.Second {
 				t.Errorf("rejected TCP v%d: %v after %v, want %v at once", family, err, took, unix.ECONNREFUSED)
 			}
 		}

@@ -30,7 +30,7 @@ func rejecting(t *testing.T, w *world) {
 
 // refusal returns what a client at from learns about a refused connection, and
 // how long that took.
-func refusal(t *testing.T, from *netlab.NS, network string, to netip.AddrPort) (error, time.Duration) {
+func refusal(t *testing.T, from *netlab.NS, network string, to netip.AddrPort) (time.Duration, error) {
 	t.Helper()
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), nstest.Timeout)
@@ -40,7 +40,7 @@ func refusal(t *testing.T, from *netlab.NS, network string, to netip.AddrPort) (
 		defer c.Close()
 		err = netlab.Exchange(c, []byte("hello?"), nstest.Timeout)
 	}
-	return err, time.Since(began)
+	return time.Since(began), err
 }
 
 // S2-21, S2-22: a refused TCP client is reset at once, a UDP client gets an ICMP
@@ -64,7 +64,7 @@ func TestReject(t *testing.T) {
 		for i, udp := range []error{unix.EHOSTUNREACH, unix.EACCES} { // ICMP code 10, ICMPv6 code 1
 			for network, want := range map[string]error{"tcp": unix.ECONNREFUSED, "udp": udp} {
 				s := nstest.Echo(t, path.at, network, path.to[i], portGood)
-				if err, took := refusal(t, path.from, network, s.Addr); !errors.Is(err, want) || took > time.Second {
+				if took, err := refusal(t, path.from, network, s.Addr); !errors.Is(err, want) || took > time.Second {
 					t.Errorf("%s, %s to %v: %v after %v, want %v at once", path.name, network, s.Addr, err, took, want)
 				}
 				if s.Seen() != 0 {
@@ -95,7 +95,7 @@ func TestRejectBehindService(t *testing.T) {
 		dnat(vip, w.b.Addr4, portGood))
 	nstest.Echo(t, w.b.NS, "tcp", w.b.Addr4, portGood)
 	for network, want := range map[string]error{"tcp": unix.ECONNREFUSED, "udp": unix.EHOSTUNREACH} {
-		if err, took := refusal(t, w.a.NS, network, at(vip, 80)); !errors.Is(err, want) || took > time.Second {
+		if took, err := refusal(t, w.a.NS, network, at(vip, 80)); !errors.Is(err, want) || took > time.Second {
 			t.Errorf("%s to a Service: %v after %v, want %v at once", network, err, took, want)
 		}
 	}

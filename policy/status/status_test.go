@@ -111,7 +111,7 @@ func (s *server) PatchStatus(_ context.Context, r schema.GroupVersionResource, n
 			Metadata struct{ ResourceVersion string }
 		}
 		if err := json.Unmarshal(patch, &p); err != nil || p.Metadata.ResourceVersion != o.Stored.GetResourceVersion() {
-			return nil, fmt.Errorf("conflict: %v", err)
+			return nil, fmt.Errorf("conflict: %w", err)
 		}
 		before, err := o.Stored.MarshalJSON()
 		if err != nil {

@@ -28,7 +28,7 @@ func TestAttachOptions(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	d := Default()
-	if _, a, err := d.AFXDP.AttachConfig.options(false); err != nil || a.AllowSpoofing || a.PassUnknown || a.UplinkMode != afxdp.UplinkOff {
+	if _, a, err := d.AFXDP.options(false); err != nil || a.AllowSpoofing || a.PassUnknown || a.UplinkMode != afxdp.UplinkOff {
 		t.Errorf("defaults: %+v, %v", a, err)
 	}
 	bad := AttachConfig{Attach: "tc", XDPMode: "skb", PodCIDRs: "10.244.1.1/24,::/0,pods"}

@@ -100,5 +100,5 @@ var (
 // cleanup removes what runs that did not end orderly left in the current
 // network namespace.
 func cleanup(pinPath string) error {
-	return errors.Join(afxdp.Cleanup(pinPath), nfqueue.Cleanup(nfqueueMarks))
+	return errors.Join(afxdp.Cleanup(pinPath), nfqueue.CleanupTap(), nfqueue.Cleanup(nfqueueMarks))
 }

@@ -50,6 +50,7 @@ type Config struct {
 	Conntrack ConntrackConfig `json:"conntrack"`
 	NFQueue   NFQueueConfig   `json:"nfqueue"`
 	AFXDP     AFXDPConfig     `json:"afxdp"`
+	DNS       DNSConfig       `json:"dns"`
 	Metrics   MetricsConfig   `json:"metrics"`
 
 	// Controller is the controller part, which runs instead of a daemon.
@@ -176,6 +177,7 @@ func Default() Config {
 		Conntrack:  ConntrackConfig{MaxConnections: 65536},
 		NFQueue:    NFQueueConfig{FirstQueue: 7300, QueueLength: 8192},
 		AFXDP:      AFXDPConfig{FlowEntries: 262144, PinPath: afxdp.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
+		DNS:        defaultDNS(),
 		Metrics:    MetricsConfig{Address: "127.0.0.1:7380"},
 		Controller: operator.Default(),
 		LogLevel:   "info",
@@ -227,6 +229,7 @@ func (c *Config) Validate() error {
 	if c.NFQueue.FirstQueue == 0 || c.NFQueue.QueueLength == 0 || c.NFQueue.Queues < 0 {
 		errs = append(errs, errors.New("nfqueue: want firstQueue and queueLength above 0 and queues not negative"))
 	}
+	errs = append(errs, c.DNS.validate(&c.NFQueue)...)
 	if c.AFXDP.FlowEntries < 1024 {
 		errs = append(errs, errors.New("afxdp.flowEntries: want at least 1024"))
 	}

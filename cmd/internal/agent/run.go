@@ -44,6 +44,7 @@ type daemon struct {
 	audit      *audit.Writer // nil without an audit log
 	control    *controller.Controller
 	cluster    *cluster // nil with manifests
+	learner    *names
 }
 
 // Run is the daemon, from start to end. It returns nil when ctx ends, after an
@@ -89,7 +90,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := d.open(); err != nil {
 		return err
 	}
-	control.Publisher = publisher{d.engine, d.log}
+	control.Publisher, control.Learner = d.learner.publisher(publisher{d.engine, d.log}), d.learner
 	if d.control, err = controller.New(control); err != nil {
 		return errors.Join(err, d.close())
 	}
@@ -125,6 +126,9 @@ func (d *daemon) open() error {
 		RingSize:  ringSize(backends),
 		AuditAll:  d.cfg.Audit.All, AuditDenies: d.cfg.Audit.Denies, Logger: d.log,
 	})
+	if d.learner, err = openNames(d.cfg.DNS, d.log); err != nil {
+		return errors.Join(err, d.close())
+	}
 	if !d.cfg.Audit.anywhere() {
 		return nil
 	}
@@ -210,6 +214,7 @@ func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) erro
 		}
 	})
 	packets.Go(func() { d.control.Run(ctx) })
+	packets.Go(func() { d.learner.run(ctx) })
 	var clusterErr error
 	if d.cluster != nil {
 		packets.Go(func() {
@@ -279,6 +284,11 @@ func (d *daemon) signal(s os.Signal) {
 // force until the end, and beyond it with fail mode closed.
 func (d *daemon) close() error {
 	var errs []error
+	if d.learner != nil {
+		if err := d.learner.close(); err != nil {
+			errs = append(errs, fmt.Errorf("close the DNS tap: %w", err))
+		}
+	}
 	for _, b := range d.backends {
 		if err := b.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("close %s: %w", b.Name(), err))

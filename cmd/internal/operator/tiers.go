@@ -73,7 +73,7 @@ func createTiers(ctx context.Context, p *policies, client dynamic.Interface) (cr
 		switch {
 		case apierrors.IsAlreadyExists(err):
 		case err != nil:
-			return created, fmt.Errorf("Tier %s: %w", name, err)
+			return created, fmt.Errorf("create Tier %s: %w", name, err)
 		default:
 			created = append(created, name)
 		}

@@ -5,7 +5,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -20,22 +19,27 @@ type docs map[string]string
 func readDocs(root string, dirs ...string) (docs, error) {
 	d := docs{}
 	for _, dir := range dirs {
-		notTest := func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }
-		pkgs, err := parser.ParseDir(token.NewFileSet(), filepath.Join(root, dir), notTest, parser.ParseComments)
+		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil {
 			return nil, fmt.Errorf("read the documentation of %s: %w", dir, err)
 		}
-		for name, pkg := range pkgs {
-			ast.Inspect(pkg, func(n ast.Node) bool {
-				decl, ok := n.(*ast.GenDecl)
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+			if err != nil {
+				return nil, fmt.Errorf("read the documentation of %s: %w", dir, err)
+			}
+			for _, node := range f.Decls {
+				decl, ok := node.(*ast.GenDecl)
 				if !ok || decl.Tok != token.TYPE {
-					return true
+					continue
 				}
 				for _, spec := range decl.Specs {
-					d.addType(name, decl, spec.(*ast.TypeSpec))
+					d.addType(f.Name.Name, decl, spec.(*ast.TypeSpec))
 				}
-				return false
-			})
+			}
 		}
 	}
 	return d, nil

@@ -70,7 +70,7 @@ func newAPIServer(t *testing.T) *apiserver {
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(func() {
 		s.setDown(true)
-		s.Server.Close()
+		s.Close()
 	})
 	return s
 }
@@ -158,12 +158,6 @@ func (s *apiserver) compact() {
 	defer s.mu.Unlock()
 	s.version++
 	s.compacted = s.version
-}
-
-func (s *apiserver) count(request string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.requests[request]
 }
 
 // end ends the watches of a resource, or all. The caller holds the lock.

@@ -3,7 +3,6 @@ package kube_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -70,7 +69,7 @@ func newRig(t *testing.T, change func(*kube.Config, *apiserver)) *rig {
 	t.Helper()
 	r := &rig{t: t, api: newAPIServer(t)}
 	r.api.apply(t, cluster)
-	cfg := kube.Config{REST: &rest.Config{Host: r.api.URL}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	cfg := kube.Config{REST: &rest.Config{Host: r.api.URL}, Logger: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&cfg, r.api)
 	}

@@ -130,7 +130,7 @@ func (s *simple[T]) read(obj any) (any, error) {
 		return nil, err
 	}
 	n := s.name(&v)
-	return &simpleItem[T]{ident: ident{namespace: n.namespace, name: n.name}, value: v, found: found}, nil
+	return &simpleItem[T]{ident: ident(n), value: v, found: found}, nil
 }
 
 func (s *simple[T]) set(item any) bool {
