@@ -4,6 +4,7 @@ import (
 	"hash/maphash"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -96,7 +97,13 @@ func mix(h uint64) uint64 {
 // alike reports whether no policy can tell the pods apart.
 func alike(a, b *rule.Endpoint) bool {
 	return a.Namespace == b.Namespace && a.ServiceAccount == b.ServiceAccount && a.HostNetwork == b.HostNetwork &&
-		slices.Equal(a.Ports, b.Ports) && maps.Equal(a.Labels, b.Labels) && maps.Equal(a.NamespaceLabels, b.NamespaceLabels)
+		slices.Equal(a.Ports, b.Ports) && sameMap(a.Labels, b.Labels) && sameMap(a.NamespaceLabels, b.NamespaceLabels)
+}
+
+// sameMap is maps.Equal that knows a map from itself: worlds that follow each
+// other share most.
+func sameMap(a, b map[string]string) bool {
+	return len(a) == len(b) && (reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer() || maps.Equal(a, b))
 }
 
 // peerKind separates addresses that selectors can see from those they cannot.

@@ -3,6 +3,7 @@ package classifier
 import (
 	"net/netip"
 	"reflect"
+	"strconv"
 	"testing"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -50,11 +51,18 @@ func diffFinds(t *testing.T, a, b *rule.Endpoint) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := l.diff(&rule.Set{}, &rule.World{Endpoints: []rule.Endpoint{*b}})
-	if err != nil {
-		t.Fatal(err)
+	var found [2]bool // with lookups, and side by side
+	for i, pods := range [][]rule.Endpoint{nil, {*a}} {
+		d, err := l.diff(&rule.Set{}, pods, &rule.World{Endpoints: []rule.Endpoint{*b}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[i] = len(d.Pods)+len(d.DropPods) == 0
 	}
-	return len(d.Pods)+len(d.DropPods) == 0
+	if found[0] != found[1] {
+		t.Errorf("looking up pods says %t, walking lists %t", found[0], found[1])
+	}
+	return found[0]
 }
 
 func check[T any](t *testing.T, name string, make func() *T, same func(a, b *T) bool) {
@@ -133,4 +141,59 @@ func leafAt(v reflect.Value, path string, left *int, to reflect.Value) (string, 
 	}
 	v.Set(to)
 	return path, true
+}
+
+// TestDiffSorted compares walking two lists side by side with what a set would say,
+// for all pairs of lists of four pods, each absent, there, or there with another
+// label.
+func TestDiffSorted(t *testing.T) {
+	const pods, states = 4, 3
+	all := 1
+	for range pods {
+		all *= states
+	}
+	list := func(code int) (out []rule.Endpoint) {
+		for i := range pods {
+			if state := code % states; state > 0 {
+				// Names that sort differently alone than behind their namespace.
+				out = append(out, rule.Endpoint{
+					Namespace: []string{"a", "a", "b", "c"}[i], Name: []string{"y", "z", "a", "z"}[i], Labels: map[string]string{"l": strconv.Itoa(state)},
+				})
+			}
+			code /= states
+		}
+		return out
+	}
+	for x := range all {
+		for y := range all {
+			old, world := list(x), list(y)
+			var d Delta
+			diffSorted(old, world, &d)
+			now := map[PodName]string{}
+			for _, e := range old {
+				now[PodName{e.Namespace, e.Name}] = e.Labels["l"]
+			}
+			for _, n := range d.DropPods {
+				if _, there := now[n]; !there {
+					t.Errorf("%v → %v: drops %v, which is not there", old, world, n)
+				}
+				delete(now, n)
+			}
+			for _, e := range d.Pods {
+				n := PodName{e.Namespace, e.Name}
+				if now[n] == e.Labels["l"] {
+					t.Errorf("%v → %v: %v has not changed", old, world, n)
+				}
+				now[n] = e.Labels["l"]
+			}
+			if len(now) != len(world) {
+				t.Errorf("%v → %v: leads to %v", old, world, now)
+			}
+			for _, e := range world {
+				if now[PodName{e.Namespace, e.Name}] != e.Labels["l"] {
+					t.Errorf("%v → %v: leads to %v", old, world, now)
+				}
+			}
+		}
+	}
 }

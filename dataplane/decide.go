@@ -13,7 +13,7 @@ import (
 //	not IP ─► malformed ─► link-local signalling ─► no table yet
 //	  ─► ICMP error: the connection it is about decides
 //	  ─► known connection: its record decides, or the table again if it is older
-//	  ─► new connection: Service address? later hook : the table decides
+//	  ─► new connection: Service's or host's address? later hook : the table decides
 func (w *Worker) decide(p *Packet, s *snapshot, now int64) Path {
 	h := &p.Headers
 	switch p.Problem {
@@ -178,7 +178,7 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 	if p.Reply {
 		k = k.Reverse() // judged in the direction it was opened in
 	}
-	if !p.Final && (s.classifier.IsVIP(k.Dst) || s.classifier.IsVIP(k.Src)) {
+	if !p.Final && w.translated(s, &k) {
 		return DeferVIP
 	}
 	if isEchoReply(&k) {
@@ -218,6 +218,16 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 	return PassNew
 }
 
+// translated reports whether an address of a connection may be one that is about
+// to be replaced: a Service's, or the host's own, which leads to pods by node
+// ports and host ports. Only the later hook sees both real ends: before it the
+// backend is not known yet, and behind it masquerading may have made the client
+// look like the host.
+func (w *Worker) translated(s *snapshot, k *flow.Key) bool {
+	return s.classifier.IsVIP(k.Dst) || s.classifier.IsVIP(k.Src) ||
+		w.host != nil && (w.host.IsHost(k.Dst) || w.host.IsHost(k.Src))
+}
+
 func isEchoReply(k *flow.Key) bool {
 	switch k.Proto {
 	case flow.ICMP:
@@ -249,7 +259,7 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 			return PassRelated
 		}
 	}
-	if !p.Final && (s.classifier.IsVIP(inner.Dst) || s.classifier.IsVIP(inner.Src)) {
+	if !p.Final && w.translated(s, &inner) {
 		return DeferRelated
 	}
 	// The error travels against the quoted packet.

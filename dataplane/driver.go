@@ -92,8 +92,9 @@ type Rejecter interface {
 // cannot tell by where they see a packet (Packet.FromHost, ToHost).
 type HostKnower interface {
 	Driver
-	// IsHost reports whether a is an address of this host. The worker and the
-	// control goroutine ask, about ends that would be an unknown pod's.
+	// IsHost reports whether a is an address of this host. The worker asks about
+	// the ends of new connections, the control goroutine about those that would
+	// be an unknown pod's.
 	IsHost(a flow.Addr) bool
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
+	"github.com/tierwall/tierwall/dataplane/afxdp"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
 )
 
@@ -76,7 +77,7 @@ JSON: {"removed":["nftables table inet tierwall",…]}.`,
 
 // cleanup does it, and returns what was there before and is not any more.
 func cleanup(ctx context.Context, c agent.Config) ([]string, error) {
-	before, err := leftovers()
+	before, err := leftovers(c.AFXDP.PinPath)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +85,7 @@ func cleanup(ctx context.Context, c agent.Config) ([]string, error) {
 	if err := agent.Run(ctx, c); err != nil {
 		return nil, err
 	}
-	after, err := leftovers()
+	after, err := leftovers(c.AFXDP.PinPath)
 	if err != nil {
 		return nil, err
 	}
@@ -100,12 +101,10 @@ func cleanup(ctx context.Context, c agent.Config) ([]string, error) {
 	return removed, nil
 }
 
-// pinned is where the daemon keeps BPF objects for its next run.
-const pinned = "/sys/fs/bpf/tierwall"
-
-// leftovers lists what a daemon has in this network namespace and on its bpffs,
-// by the names it gives: tables called tierwall, devices called tw-….
-func leftovers() ([]string, error) {
+// leftovers lists what a daemon has in this network namespace, by the names it
+// gives: tables called tierwall, devices called tw-…, and what it pinned for it in a
+// BPF file system.
+func leftovers(pinPath string) ([]string, error) {
 	var out []string
 	nft, err := nftables.New()
 	if err != nil {
@@ -132,12 +131,12 @@ func leftovers() ([]string, error) {
 			out = append(out, "device "+l.Name)
 		}
 	}
-	entries, err := os.ReadDir(pinned)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("read the pinned BPF objects: %w", err)
+	pins, err := afxdp.Pinned(pinPath)
+	if err != nil {
+		return nil, err
 	}
-	for _, e := range entries {
-		out = append(out, "BPF object "+pinned+"/"+e.Name())
+	for _, path := range pins {
+		out = append(out, "BPF object "+path)
 	}
 	slices.Sort(out)
 	return out, nil

@@ -30,6 +30,7 @@ func newDaemon() *cobra.Command {
 	f.StringVar(&c.Node, "node", c.Node, "name of this node's Node object")
 	f.StringVar(&c.Dataplane, "dataplane", c.Dataplane, "auto, afxdp or nfqueue")
 	f.StringVar(&c.Audit.File, "audit-file", c.Audit.File, "audit log, JSON lines")
+	f.StringVar(&c.AFXDP.PinPath, "pin-path", c.AFXDP.PinPath, "directory in a BPF file system for what outlives the daemon; empty: nothing")
 	f.StringVar(&c.ReadyFile, "ready-file", "", "written once the policy is in force")
 	f.StringVar(&c.StatsFile, "stats-file", "", "written on SIGUSR1 and at the end")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")

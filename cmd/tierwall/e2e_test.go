@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/cluster"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
@@ -165,7 +166,7 @@ func TestCleanup(t *testing.T) {
 		if err := nft.Flush(); err != nil {
 			return err
 		}
-		before, err := leftovers()
+		before, err := leftovers(agent.Default().AFXDP.PinPath)
 		if err != nil || !slices.Equal(before, []string{"nftables table inet tierwall"}) {
 			t.Fatalf("left over: %v, %v", before, err)
 		}

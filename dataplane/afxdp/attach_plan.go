@@ -15,7 +15,7 @@ type scene struct {
 	links map[int]netlink.Link
 	hosts map[int][]netip.Addr   // host routes by device
 	nets  map[int][]netip.Prefix // other routes by device, link-local and multicast left out
-	own   []netip.Addr           // the node's own IPv6 addresses
+	own   []netip.Addr           // the node's own addresses, loopback left out
 }
 
 // known is what the policy says about the node's pods.
@@ -201,12 +201,6 @@ func (p *plan) bind(indexes []int, previous func(flow.Addr) uint32, antiSpoofing
 		}
 		p.places[index] = pl
 	}
-}
-
-// hostAddress returns the address of a /32 or /128.
-func hostAddress(n *net.IPNet) (netip.Addr, bool) {
-	p, ok := prefixOf(n)
-	return p.Addr(), ok && p.IsSingleIP()
 }
 
 // prefixOf converts what the route library returns. nil, a default route of

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -452,7 +453,8 @@ func (b *Backend) shut() error {
 
 // Cleanup removes what earlier runs left in the network namespace of the calling
 // thread: programs and maps pinned below pinPath ("" if nothing was), and the
-// upcall pair. It fails if another process is at work here.
+// upcall pair; and what is pinned there for namespaces that have ended. It fails if
+// another process is at work here.
 func Cleanup(pinPath string) error {
 	lock, err := lockNamespace()
 	if err != nil {
@@ -469,7 +471,9 @@ func Cleanup(pinPath string) error {
 		dir, err := namespaceDir(pinPath)
 		errs = append(errs, err)
 		if err == nil {
-			errs = append(errs, pins{dir}.removeAll())
+			// Those of namespaces that have ended are nobody's.
+			errs = append(errs, pins{dir}.removeAll(), sweep(pinPath, dir))
+			_ = os.Remove(pinPath) // not empty: another namespace's daemon has pins
 		}
 	}
 	return errors.Join(append(errs, removeUpcallPair(nl), removeAllFilters(nl))...)

@@ -54,7 +54,7 @@ func (b *Backend) look() (*scene, error) {
 			a := to.Addr()
 			switch {
 			case r.Type == unix.RTN_LOCAL:
-				if family == netlink.FAMILY_V6 && to.IsSingleIP() {
+				if to.IsSingleIP() && !a.IsLoopback() {
 					s.own = append(s.own, a)
 				}
 			case r.Type != unix.RTN_UNICAST || a.IsLinkLocalUnicast() || a.IsMulticast():
@@ -245,8 +245,8 @@ func (b *Backend) report(index int, l netlink.Link) {
 	}
 }
 
-// setNodeAddresses tells the kernel side which addresses neighbour discovery may
-// go to.
+// setNodeAddresses tells the workers which addresses are the node's own, and the
+// kernel side which of them neighbour discovery may go to.
 func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 	b.host.set(own)
 	if b.objects.NodeAddresses == nil { // the programs that ask are not there
@@ -254,7 +254,9 @@ func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 	}
 	want := map[[16]byte]bool{}
 	for _, a := range own {
-		want[a.As16()] = true
+		if a.Is6() {
+			want[a.As16()] = true
+		}
 	}
 	var errs []error
 	for a := range b.nodeAddresses {

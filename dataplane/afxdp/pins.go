@@ -335,6 +335,28 @@ func (p pins) removeAll() error {
 	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
 }
 
+// Pinned lists what daemons have pinned under base for the calling thread's
+// network namespace, by path: programs' links and directories of maps, sorted.
+// It is empty if base does not exist.
+func Pinned(base string) ([]string, error) {
+	if base == "" {
+		return nil, nil
+	}
+	dir, err := namespaceDir(base)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read what is pinned: %w", err)
+	}
+	paths := make([]string, 0, len(entries))
+	for _, e := range entries {
+		paths = append(paths, filepath.Join(dir, e.Name()))
+	}
+	return paths, nil
+}
+
 // lockName is an abstract socket address: it belongs to a network namespace and
 // goes with its process.
 const lockName = "@tierwall-afxdp"

@@ -32,6 +32,9 @@ const (
 	MaxTTL = 24 * time.Hour
 )
 
+// maxWaiting bounds who waits for a change that may never come into force.
+const maxWaiting = 4096
+
 // againAfter is when an address past its time that a live connection kept is
 // looked at again.
 const againAfter = time.Minute
@@ -134,7 +137,7 @@ func (n *Names) Wanted() bool {
 }
 
 // Learn takes in the addresses a name was resolved to. It returns nil when all of
-// them are in force, or nobody wants the name; else a channel that is closed when
+// them are in force, or nobody wants the name, or too many wait already; else a channel that is closed when
 // they are.
 func (n *Names) Learn(name string, records []record) <-chan struct{} {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
@@ -156,6 +159,7 @@ func (n *Names) Learn(name string, records []record) <-chan struct{} {
 			e.place = n.recent.PushFront(e)
 			n.names[name] = e
 		}
+		n.recent.MoveToFront(e.place) // or it may be what goes
 		e.sets = want
 		for _, s := range want {
 			n.perSet[s]++
@@ -186,7 +190,7 @@ func (n *Names) Learn(name string, records []record) <-chan struct{} {
 		}
 		need = max(need, a.change)
 	}
-	if need <= n.inForce {
+	if need <= n.inForce || len(n.waiting) >= maxWaiting {
 		return nil
 	}
 	w := waiter{need, make(chan struct{})}

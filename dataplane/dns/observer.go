@@ -42,9 +42,9 @@ type ObserverStats struct {
 	Answers    uint64 // answers that were asked for
 	Unasked    uint64 // answers nobody asked for, or not any more; they teach nothing
 	Foreign    uint64 // answers of servers that are not believed
-	Unreadable uint64 // packets without a whole message of the right form
+	Unreadable uint64 // messages that say nothing: errors, malformed, in pieces
 	Waited     uint64 // answers that waited until their addresses were in force
-	Late       uint64 // of them: those that went on before that
+	Late       uint64 // answers that waited and went on before that
 	Crowded    uint64 // answers that went on at once, because too many waited
 }
 
@@ -97,7 +97,6 @@ func (o *Observer) release(wait []<-chan struct{}, release func()) {
 		release()
 		return
 	}
-	o.count.waited.Add(1)
 	hold := o.Hold
 	if hold == 0 {
 		hold = DefaultHold
@@ -115,6 +114,7 @@ func (o *Observer) release(wait []<-chan struct{}, release func()) {
 				return
 			}
 		}
+		o.count.waited.Add(1)
 	}()
 }
 

@@ -82,6 +82,9 @@ func (n *Names) Load(path string) error {
 	if err != nil {
 		return fmt.Errorf("read the names learnt from DNS: %w", err)
 	}
+	if len(s.Names) == 0 {
+		return nil
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	latest := n.cfg.Clock().Add(MaxTTL)

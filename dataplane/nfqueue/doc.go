@@ -66,6 +66,12 @@
 //   - Every packet put into a queue is counted as received, lost or unheard; see
 //     Backend.Stats.
 //
+// # DNS
+//
+// A Tap is a table and a queue of its own, behind all that judges, for whoever
+// learns from DNS answers (package dns). It fails open: what it looks at has been
+// accepted.
+//
 // # What it leaves to you
 //
 //   - Neighbour discovery (RFC 4861: types 133 to 137 with hop limit 255) to the

@@ -126,7 +126,12 @@ func ruleset(c Config, f features) []chain {
 		}
 	}
 	return append(chains,
-		chain{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: append([]ruleSpec{known, passed}, perFamily("forward")...)},
+		chain{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: append([]ruleSpec{
+			known, passed,
+			// Between ports of a bridge, where bridge-nf-call-ip6tables is on: routing
+			// takes one off the hop limit before this hook.
+			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
+		}, perFamily("forward")...)},
 		chain{name: "input", hook: nftables.ChainHookInput, priority: priorityJudge, rules: append([]ruleSpec{
 			known, passed,
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},

@@ -120,6 +120,8 @@ type Controller struct {
 	last       lastBuild
 	input      []*api.Object        // in force
 	compiler   *classifier.Compiler // nil with Config.Compile
+	refilled   time.Time            // when the last refill ended
+	refillTook time.Duration
 
 	mu     sync.Mutex
 	status Status
@@ -310,7 +312,7 @@ func (c *Controller) install(set rule.Set, objs []*api.Object, snap *inventory.S
 	snap.FillSets(world, &set)
 	mark := c.learn(world)
 	same := c.set != nil && (sameSet(c.set, &set) || reflect.DeepEqual(*c.set, set))
-	if same && reflect.DeepEqual(c.world, world) {
+	if same && sameWorld(c.world, world) {
 		c.input = objs
 		c.learnt(mark)
 		return nil, nil

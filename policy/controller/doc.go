@@ -21,6 +21,9 @@
 // last start in a storm, however long it lasts. A change during a load causes
 // another one.
 //
+// A [Learner] fills the sets that no object knows, from DNS answers. Its news are
+// taken up at once: only the sets are compiled, the source is not looked at.
+//
 // # What it leaves to others
 //
 // How a change is noticed (the source), and how a table comes into force and what

@@ -79,13 +79,28 @@ func (c *Controller) news() <-chan struct{} {
 	return c.cfg.Learner.News()
 }
 
+// longestPause bounds the rest between two refills.
+const longestPause = 20 * time.Millisecond
+
+// pace lets refills take no more than half of the time: with many answers at once
+// each brings many of them into force.
+func (c *Controller) pace() (began time.Time, done func()) {
+	time.Sleep(min(c.refillTook, longestPause) - time.Since(c.refilled))
+	began = time.Now()
+	return began, func() {
+		c.refilled = time.Now()
+		c.refillTook = c.refilled.Sub(began)
+	}
+}
+
 // refill brings the learnt sets up to date without looking at the source: whoever
 // got the answer with the new address is waiting to use it.
 func (c *Controller) refill() {
 	if c.set == nil {
 		return // the update that is due fills them
 	}
-	began := time.Now()
+	began, done := c.pace()
+	defer done()
 	world := *c.world
 	world.Sets = maps.Clone(c.world.Sets)
 	for name := range world.Sets {

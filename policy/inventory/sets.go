@@ -24,8 +24,8 @@ import (
 //
 // The three kinds of DNS sets differ in what * stands for.
 //
-// Objects tell the first two. The others are learnt from DNS; no object knows
-// them, and here they are empty.
+// Objects tell the first two. The others are learnt from DNS (NameMatcher); no
+// object knows them, and here they are empty.
 const (
 	nodeSelectorPrefix = "node-selector:"
 	servicePrefix      = "service:"

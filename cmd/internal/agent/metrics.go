@@ -23,6 +23,9 @@ func (d *daemon) serveMetrics(ctx context.Context) {
 	if d.audit != nil {
 		c.Audit = d.audit
 	}
+	c.Names = func() metrics.Names {
+		return metrics.Names{Known: d.learner.Names.Stats(), Observed: d.learner.observer.Stats()}
+	}
 	if d.cluster != nil {
 		c.Source = d.cluster.source.Status
 	}

@@ -67,6 +67,7 @@ func startDaemon(ns *netlab.NS, executable, dir, node, dataplane string) (*daemo
 	}
 	d.cmd = exec.Command(executable, "daemon",
 		"--manifests", d.path("manifests"), "--node", node, "--dataplane", dataplane,
+		"--pin-path", "", // its end is the end of its network: nothing outlives it
 		"--audit-file", d.auditFile(), "--ready-file", d.path("ready.json"), "--stats-file", d.path("stats.json"))
 	d.cmd.Stdout, d.cmd.Stderr = d.stderr, d.stderr
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{

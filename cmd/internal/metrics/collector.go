@@ -39,6 +39,7 @@ type Config struct {
 	Audit    AuditLog
 	Policy   func() controller.Status
 	Source   func() kube.Status // nil for a daemon that reads no API server
+	Names    func() Names       // nil for a daemon that learns no DNS names
 	Node     string
 	Version  string
 	// MaxPolicies and MaxRules bound the policies and the rules with series of
@@ -141,6 +142,7 @@ var all = []*prometheus.Desc{
 	auditReaders, auditSlow, verdicts, ruleHits,
 	generation, policyObjects, policyRules, policyIsolate, policyPods, policyErrors, policyWarnings, refusedObjects, lastAttempt, lastSuccess,
 	sourceSynced, sourceSnapshot, sourceObjects, sourceRequests, sourceErrors, sourceLists, sourceEvents, sourceContact,
+	dnsSets, dnsNames, dnsAddresses, dnsEvicted, dnsMessages, dnsHeld,
 }
 
 // Describe implements prometheus.Collector.
@@ -178,6 +180,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		c.audit(s)
 	}
 	c.policy(s)
+	if c.cfg.Names != nil {
+		c.names(s, c.cfg.Names())
+	}
 	if c.cfg.Source != nil {
 		c.source(s, c.cfg.Source())
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/dataplane/dns"
 	"github.com/tierwall/tierwall/dataplane/packet"
 	"github.com/tierwall/tierwall/policy/controller"
 	"github.com/tierwall/tierwall/policy/diag"
@@ -120,10 +121,15 @@ func hit(kind, ns, name string, index int, rule, verdict string, packets uint64)
 	}
 }
 
+var fakeNames = Names{
+	Known:    dns.Stats{Sets: 8001, Names: 8002, Addresses: 8003, Evicted: 8004},
+	Observed: dns.ObserverStats{Queries: 8005, Answers: 8006, Unasked: 8007, Foreign: 8008, Unreadable: 8009, Waited: 8010, Late: 8011, Crowded: 8012},
+}
+
 func (f *fake) collector() *Collector {
 	return NewCollector(Config{
 		Engine: f, Backends: f.backends, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status },
-		Source: func() kube.Status { return f.source }, Node: "node-1", Version: "v1.2.3",
+		Source: func() kube.Status { return f.source }, Names: func() Names { return fakeNames }, Node: "node-1", Version: "v1.2.3",
 	})
 }
 

@@ -58,6 +58,12 @@ func (h *Host) Addr(family int) netip.Addr {
 	return h.Addr4
 }
 
+// gateway is the first address of the pods' network, which the node has, as with
+// the common CNI plugins.
+func gateway(pods netip.Prefix) netip.Prefix {
+	return netip.PrefixFrom(pods.Addr().Next(), pods.Bits())
+}
+
 // Plan returns the hosts of every world, pods by name and then the host outside,
 // without namespaces: names and addresses never change.
 func Plan() []*Host {
@@ -97,6 +103,7 @@ func New(ctx context.Context) (w *World, err error) {
 	}()
 	w.Node, err = netlab.NewNode(netlab.NodeConfig{
 		Name: NodeName, Node4: node4, Node6: node6, Outside4: outside4, Outside6: outside6,
+		Gateway4: gateway(podPrefix4), Gateway6: gateway(podPrefix6),
 	})
 	if err != nil {
 		return w, err

@@ -695,7 +695,9 @@ INLINE int judge(struct skb *skb, int egress)
 		add(COUNT_LATER, 1);
 		return TCX_NEXT;
 	}
-	if (!final) {
+	// Between ports of a bridge, too: what answers by way of a Service goes there
+	// straight, and its connection the later hook has judged.
+	if (!final || (inside && !strict && !p.syn)) {
 		f = map_lookup(&later, &p.key);
 		if (f && current(f, policy) && !expired(f, p.proto, now)) {
 			touch(f, now);

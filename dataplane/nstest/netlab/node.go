@@ -3,7 +3,10 @@ package netlab
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+
+	"github.com/vishvananda/netlink"
 )
 
 // NodeConfig says what a Node looks like. The zero value is complete.
@@ -15,6 +18,15 @@ type NodeConfig struct {
 	Node4, Node6, Outside4, Outside6 netip.Addr
 	// MTU of every device; 0 = the kernel's default.
 	MTU int
+	// Gateway4 and Gateway6 are addresses of the node's own inside the pods'
+	// networks, with the length of these: what the pods' gateway is with the
+	// common CNI plugins. The zero value is a gateway that nobody has (see
+	// AddPod).
+	Gateway4, Gateway6 netip.Prefix
+	// Bridge names a bridge whose ports the pods are and which has the gateway
+	// addresses; both are needed. "" = pods are routed, each over a veth of its
+	// own that has the gateway addresses.
+	Bridge string
 }
 
 // Uplink is the node's device towards the outside host, PodDevice the device
@@ -39,9 +51,13 @@ type Node struct {
 	// Addresses on the uplink.
 	Addr4, Addr6, Outside4, Outside6 netip.Addr
 
-	pods map[string]*Pod
-	mtu  int
-	seq  int
+	// Addresses inside the pods' networks; zero without.
+	Gateway4, Gateway6 netip.Prefix
+
+	pods   map[string]*Pod
+	bridge string
+	mtu    int
+	seq    int
 }
 
 // Pod is a namespace routed through the node.
@@ -77,7 +93,11 @@ func NewNode(c NodeConfig) (node *Node, err error) {
 	def(&c.Outside6, "2001:db8:1::10")
 	n := &Node{
 		Addr4: c.Node4, Addr6: c.Node6, Outside4: c.Outside4, Outside6: c.Outside6,
-		pods: map[string]*Pod{}, mtu: c.MTU,
+		Gateway4: c.Gateway4, Gateway6: c.Gateway6,
+		pods: map[string]*Pod{}, bridge: c.Bridge, mtu: c.MTU,
+	}
+	if c.Bridge != "" && (!c.Gateway4.IsValid() || !c.Gateway6.IsValid()) {
+		return nil, fmt.Errorf("bridge %s: no gateway addresses", c.Bridge)
 	}
 	defer func() {
 		if err != nil {
@@ -101,6 +121,9 @@ func NewNode(c NodeConfig) (node *Node, err error) {
 		}
 	}
 	if err := Pair(n.NS, Uplink, n.Outside, PodDevice); err != nil {
+		return nil, err
+	}
+	if err := n.addBridge(); err != nil {
 		return nil, err
 	}
 	return n, errors.Join(
@@ -137,9 +160,19 @@ func (n *Node) AddPod(name string, v4, v6 netip.Addr) (pod *Pod, err error) {
 		return nil, err
 	}
 	errs := []error{n.setMTU(n.NS, p.HostDevice), n.setMTU(p.NS, PodDevice)}
-	for _, f := range []struct{ addr, gateway, src netip.Addr }{{v4, gateway4, n.Addr4}, {v6, gateway6, n.Addr6}} {
-		if !f.addr.IsValid() {
+	if n.bridge != "" {
+		errs = append(errs, n.plug(p))
+	}
+	for _, f := range []struct {
+		addr, gateway, src netip.Addr
+		own                netip.Prefix
+	}{{v4, gateway4, n.Addr4, n.Gateway4}, {v6, gateway6, n.Addr6, n.Gateway6}} {
+		switch {
+		case !f.addr.IsValid() || n.bridge != "":
 			continue
+		case f.own.IsValid():
+			f.gateway, f.src = f.own.Addr(), f.own.Addr()
+			errs = append(errs, n.NS.Addr(p.HostDevice, netip.PrefixFrom(f.gateway, f.gateway.BitLen())))
 		}
 		host := netip.PrefixFrom(f.addr, f.addr.BitLen())
 		errs = append(errs,
@@ -154,6 +187,53 @@ func (n *Node) AddPod(name string, v4, v6 netip.Addr) (pod *Pod, err error) {
 	}
 	n.pods[name] = p
 	return p, nil
+}
+
+// addBridge makes the pods' bridge, as CNI's bridge plugin does; none without a
+// name.
+func (n *Node) addBridge() error {
+	if n.bridge == "" {
+		return nil
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = n.bridge
+	// Or the address would change with every new port.
+	attrs.HardwareAddr = net.HardwareAddr{0x0a, 0x58, 10, 244, 0, 1}
+	if err := n.NS.nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+		return fmt.Errorf("create bridge %s in %s: %w", n.bridge, n.NS.name, err)
+	}
+	return errors.Join(
+		n.NS.Sysctl("net/ipv6/conf/"+n.bridge+"/addr_gen_mode", "1"), // see Pair
+		n.NS.Up(n.bridge), n.setMTU(n.NS, n.bridge),
+		// Without it the kernel solicits no neighbour for a packet it forwards.
+		n.NS.Addr(n.bridge, netip.PrefixFrom(gateway6, 64)),
+		n.NS.Addr(n.bridge, n.Gateway4), n.NS.Addr(n.bridge, n.Gateway6))
+}
+
+// plug makes a pod's device a port of the bridge, which is the pod's gateway and
+// may send a packet back to where it came from: a pod reaches its own Service.
+// Neighbours are found by ARP and neighbour discovery, as in life.
+func (n *Node) plug(p *Pod) error {
+	port, err := n.NS.Link(p.HostDevice)
+	if err != nil {
+		return err
+	}
+	bridge, err := n.NS.Link(n.bridge)
+	if err != nil {
+		return err
+	}
+	errs := []error{n.NS.nl.LinkSetMaster(port, bridge), n.NS.nl.LinkSetHairpin(port, true)}
+	for _, f := range []struct {
+		addr netip.Addr
+		own  netip.Prefix
+	}{{p.Addr4, n.Gateway4}, {p.Addr6, n.Gateway6}} {
+		if f.addr.IsValid() {
+			errs = append(errs,
+				p.NS.Addr(PodDevice, netip.PrefixFrom(f.addr, f.own.Bits())),
+				p.NS.AddRoute(Route{Via: f.own.Addr(), Dev: PodDevice}))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Pod returns a pod by name, or nil.

@@ -49,7 +49,6 @@
 //
 //	appliedTo service, nodeSelector; external entities; ClusterSet scope;
 //	l7Protocols                     refused
-//	fqdn                            its address set is empty, until names are learnt
 //	toServices                      matches ClusterIPs; a node whose Service proxy
 //	                                replaces them first leaves nothing to match
 //	igmp in ingress                 queries are sent to a group, not to a pod

@@ -55,5 +55,4 @@ func checkFQDN(f *kube.Findings, path string, n *cilium.FQDN) {
 		f.Warn(path+".matchPattern", fmt.Sprintf("%q also matches names that only end alike, such as %q", p, "not"+strings.TrimLeft(p, "*")),
 			fmt.Sprintf("for names below a domain write %q", "*."+strings.TrimLeft(p, "*")))
 	}
-	f.Warn(path, "addresses behind DNS names are not learnt yet: the rule matches nothing", "")
 }

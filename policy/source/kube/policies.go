@@ -30,6 +30,9 @@ type policies struct {
 
 	mu    sync.RWMutex // held for writing with the Source's lock; read alone by read
 	items map[objectName]*policyItem
+	// sorted is items by name, nil after a change: changes of pods are many, and
+	// each wants the whole list.
+	sorted []*policyItem
 }
 
 type policyItem struct {
@@ -122,7 +125,7 @@ func (s *policies) set(item any) bool {
 	if old := s.items[n]; old != nil && old.object == it.object {
 		return false
 	}
-	s.items[n] = it
+	s.items[n], s.sorted = it, nil
 	return true
 }
 
@@ -133,6 +136,7 @@ func (s *policies) remove(n objectName) bool {
 		return false
 	}
 	delete(s.items, n)
+	s.sorted = nil
 	return true
 }
 
@@ -144,9 +148,16 @@ func (s *policies) len() int { return len(s.items) }
 
 // load appends what there is, by name, and the warnings about it.
 func (s *policies) load(objs []*api.Object, warnings []diag.Diagnostic) ([]*api.Object, []diag.Diagnostic) {
-	for _, n := range slices.SortedFunc(maps.Keys(s.items), compareNames) {
-		objs = append(objs, s.items[n].object)
-		warnings = append(warnings, s.items[n].warnings...)
+	if s.sorted == nil {
+		s.sorted = make([]*policyItem, 0, len(s.items))
+		for _, n := range slices.SortedFunc(maps.Keys(s.items), compareNames) {
+			s.sorted = append(s.sorted, s.items[n])
+		}
+	}
+	objs = slices.Grow(objs, len(s.sorted))
+	for _, it := range s.sorted {
+		objs = append(objs, it.object)
+		warnings = append(warnings, it.warnings...)
 	}
 	return objs, warnings
 }

@@ -26,7 +26,7 @@
 //	networks           addresses in a prefix, those of pods included
 //	domainNames        answers to DNS queries, an address set
 //	                   "*." stands for one or more whole labels, the name behind it
-//	                   is not included; empty until answers are learnt
+//	                   is not included; filled from DNS answers
 //
 // # What this version does not know
 //

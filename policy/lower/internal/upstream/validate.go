@@ -26,11 +26,10 @@ type Limits struct {
 }
 
 const (
-	maxName     = 100 // characters of a rule's name
-	maxList     = 25  // items of networks and domainNames
-	maxKeys     = 100 // items of sameLabels and notSameLabels
-	portsHint   = "ports go from 1 to 65535"
-	domainsHint = "until DNS answers are learnt the peer matches nothing"
+	maxName   = 100 // characters of a rule's name
+	maxList   = 25  // items of networks and domainNames
+	maxKeys   = 100 // items of sameLabels and notSameLabels
+	portsHint = "ports go from 1 to 65535"
 )
 
 // checker is one call of [Policy.Validate].
@@ -272,9 +271,6 @@ func (v *checker) domainNames(path string, list []string, action string) {
 		if problem, hint := checkDomainName(s); problem != "" {
 			v.Error(kube.At(path, i), fmt.Sprintf("%q is not a domain name: %s", s, problem), hint)
 		}
-	}
-	if len(list) > 0 {
-		v.Warn(path, "the addresses behind domain names are not known", domainsHint)
 	}
 }
 
