@@ -35,6 +35,8 @@ type pods struct {
 	// local in the kernel's form: a range starts at one element and ends before
 	// the next.
 	local [2][]nftables.SetElement // per family
+	// services are the tags of Services that rules name.
+	services map[serviceKey]uint32
 }
 
 func noPods() pods {
@@ -262,7 +264,7 @@ func sets(t *nftables.Table) (all []*nftables.Set) {
 	for _, name := range []string{setSelected, setFree, setLocal} {
 		all = append(all, set(t, name, ipv4), set(t, name, ipv6))
 	}
-	return all
+	return append(all, serviceMap(t, ipv4), serviceMap(t, ipv6))
 }
 
 // present reports whether our table is in the kernel.
@@ -386,6 +388,9 @@ func (f *firewall) change(t *nftables.Table, old, p pods) error {
 					return err
 				}
 			}
+		}
+		if err := f.changeServices(serviceMap(t, v), v, old.services, p.services); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -94,6 +94,9 @@ func ruleset(c Config, f features) []chain {
 	chains = append(chains, []chain{
 		{name: "judge", rules: []ruleSpec{
 			{"bits of other software are no verdict", setMark(^ours, 0)},
+			{"nor is a priority like ours a Service", join(priorityIsTag(), setPriority(0))},
+			{"tell userspace which Service it was, IPv4", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV4), ipv4.tagService())},
+			{"tell userspace which Service it was, IPv6", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV6), ipv6.tagService())},
 			{"tell userspace the direction", join(ctDirection(reply), setMark(^uint32(0), c.Marks.Reply))},
 			{"ask userspace", join(count(counterQueued), queue(c, f))},
 		}},

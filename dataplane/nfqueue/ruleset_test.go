@@ -121,13 +121,13 @@ func renderExpr(e expr.Any) string {
 	}
 	switch e := e.(type) {
 	case *expr.Meta:
-		key := map[expr.MetaKey]string{expr.MetaKeyMARK: "mark", expr.MetaKeyNFPROTO: "nfproto", expr.MetaKeyL4PROTO: "l4proto", expr.MetaKeyIIFTYPE: "iiftype"}[e.Key]
+		key := map[expr.MetaKey]string{expr.MetaKeyMARK: "mark", expr.MetaKeyNFPROTO: "nfproto", expr.MetaKeyL4PROTO: "l4proto", expr.MetaKeyIIFTYPE: "iiftype", expr.MetaKeyPRIORITY: "priority"}[e.Key]
 		if e.SourceRegister {
 			return fmt.Sprintf("meta set %s reg%d", key, e.Register)
 		}
 		return fmt.Sprintf("meta load %s reg%d", key, e.Register)
 	case *expr.Ct:
-		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction", expr.CtKeySTATE: "state"}[e.Key]
+		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction", expr.CtKeySTATE: "state", expr.CtKeySTATUS: "status", expr.CtKeyDST: "original daddr", expr.CtKeyPROTOCOL: "protocol", expr.CtKeyPROTODST: "original proto-dst"}[e.Key]
 		if e.SourceRegister {
 			return fmt.Sprintf("ct set %s reg%d", key, e.Register)
 		}
@@ -144,7 +144,12 @@ func renderExpr(e expr.Any) string {
 		if e.Invert {
 			return fmt.Sprintf("lookup reg%d not @%s", e.SourceRegister, e.SetName)
 		}
+		if e.IsDestRegSet {
+			return fmt.Sprintf("reg%d = lookup reg%d @%s", e.DestRegister, e.SourceRegister, e.SetName)
+		}
 		return fmt.Sprintf("lookup reg%d @%s", e.SourceRegister, e.SetName)
+	case *expr.Immediate:
+		return fmt.Sprintf("reg%d = %s", e.Register, hex(e.Data))
 	case *expr.Fib:
 		if !e.FlagSADDR || !e.ResultADDRTYPE {
 			return fmt.Sprintf("fib %+v", *e)
