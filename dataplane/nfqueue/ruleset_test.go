@@ -127,7 +127,7 @@ func renderExpr(e expr.Any) string {
 		}
 		return fmt.Sprintf("meta load %s reg%d", key, e.Register)
 	case *expr.Ct:
-		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction", expr.CtKeySTATE: "state", expr.CtKeySTATUS: "status", expr.CtKeyDST: "original daddr", expr.CtKeyPROTOCOL: "protocol", expr.CtKeyPROTODST: "original proto-dst"}[e.Key]
+		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction", expr.CtKeySTATE: "state", expr.CtKeySTATUS: "status"}[e.Key]
 		if e.SourceRegister {
 			return fmt.Sprintf("ct set %s reg%d", key, e.Register)
 		}
@@ -143,9 +143,6 @@ func renderExpr(e expr.Any) string {
 	case *expr.Lookup:
 		if e.Invert {
 			return fmt.Sprintf("lookup reg%d not @%s", e.SourceRegister, e.SetName)
-		}
-		if e.IsDestRegSet {
-			return fmt.Sprintf("reg%d = lookup reg%d @%s", e.DestRegister, e.SourceRegister, e.SetName)
 		}
 		return fmt.Sprintf("lookup reg%d @%s", e.SourceRegister, e.SetName)
 	case *expr.Immediate:
@@ -172,6 +169,8 @@ func renderExpr(e expr.Any) string {
 		switch e.Kind {
 		case expr.VerdictAccept:
 			return "accept"
+		case expr.VerdictJump:
+			return "jump " + e.Chain
 		case expr.VerdictGoto:
 			return "goto " + e.Chain
 		}

@@ -3,11 +3,15 @@ package nfqueue
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -106,10 +110,9 @@ func (t *tags) assign(services []classifier.ServicePort) (m map[serviceKey]uint3
 	return m, left
 }
 
-// Registers of 4 bytes: the key of the map must be in consecutive ones. The
-// address comes as 16 bytes for both families, so what follows one of IPv4 is
-// loaded over its rest.
-const regKey = 12 // NFT_REG32_04
+// regKey is the first of the 4-byte registers the map's key is put together in
+// (NFT_REG32_04).
+const regKey = 12
 
 var serviceTypes = map[family]nftables.SetDatatype{
 	ipv4: nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetProto, nftables.TypeInetService),
@@ -127,16 +130,84 @@ func ctDNAT() []expr.Any {
 	return []expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1}, masked(ctStatusDNAT, 0), compare(expr.CmpOpNeq, host32(0))}
 }
 
-// tagService looks the original destination up and sets the priority.
-func (v family) tagService() []expr.Any {
-	next := uint32(regKey + v.len/4)
-	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeyDST, Register: regKey}, // direction 0 is the original one
-		&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: next},
-		&expr.Ct{Key: expr.CtKeyPROTODST, Register: next + 1},
-		&expr.Lookup{SourceRegister: regKey, DestRegister: reg1, IsDestRegSet: true, SetName: mapServices + v.suffix},
-		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg1, SourceRegister: true},
+// chainService is the chain, by family, that looks the original destination up.
+const chainService = "service"
+
+// Numbers of nf_tables (linux/netfilter/nf_tables.h) for the rule of that chain.
+const (
+	msgNewRule    = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE
+	msgBatchBegin = 0x10
+	msgBatchEnd   = 0x11
+
+	ctDstIP, ctDstIP6 = 20, 22 // NFT_CT_DST_IP, NFT_CT_DST_IP6; Linux 4.17
+)
+
+// serviceRule is the payload of the message that adds the rule
+//
+//	meta priority set ct original ip daddr . ct protocol . ct original proto-dst map @services4
+//
+// The nftables library cannot write these "ct" keys with a direction, and the ones
+// it can are such that nft(8) refuses to show the table.
+func (v family) serviceRule() []byte {
+	key, next := uint32(ctDstIP), uint32(regKey+1)
+	if v == ipv6 {
+		key, next = ctDstIP6, regKey+4
 	}
+	ct := func(key, register uint32, original bool) []byte {
+		b := appendAttr32(appendAttr32(nil, unix.NFTA_CT_KEY, key), unix.NFTA_CT_DREG, register)
+		if original {
+			b = appendAttr(b, unix.NFTA_CT_DIRECTION, []byte{0}) // IP_CT_DIR_ORIGINAL
+		}
+		return b
+	}
+	lookup := appendAttr(nil, unix.NFTA_LOOKUP_SET, cString(mapServices+v.suffix))
+	lookup = appendAttr32(appendAttr32(lookup, unix.NFTA_LOOKUP_SREG, regKey), unix.NFTA_LOOKUP_DREG, reg1)
+	priority := appendAttr32(appendAttr32(nil, unix.NFTA_META_KEY, unix.NFT_META_PRIORITY), unix.NFTA_META_SREG, reg1)
+
+	var exprs []byte
+	add := func(name string, data []byte) {
+		e := appendAttr(nil, unix.NFTA_EXPR_NAME, cString(name))
+		e = appendAttr(e, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, data)
+		exprs = appendAttr(exprs, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, e)
+	}
+	add("ct", ct(key, regKey, true))
+	add("ct", ct(unix.NFT_CT_PROTOCOL, next, false))
+	add("ct", ct(unix.NFT_CT_PROTO_DST, next+1, true))
+	add("lookup", lookup)
+	add("meta", priority)
+
+	b := []byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}
+	b = appendAttr(b, unix.NFTA_RULE_TABLE, cString(TableName))
+	b = appendAttr(b, unix.NFTA_RULE_CHAIN, cString(chainService+v.suffix))
+	return appendAttr(b, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, exprs)
+}
+
+func cString(s string) []byte { return append([]byte(s), 0) }
+
+// addServiceRules completes a table that was just created, on the same socket: who
+// watches for changes by others must not take it for one.
+func (f *firewall) addServiceRules() error {
+	batch := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
+	flags := netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Append
+	_, err := f.nl.SendMessages([]netlink.Message{
+		{Header: netlink.Header{Type: msgBatchBegin, Flags: netlink.Request}, Data: batch},
+		{Header: netlink.Header{Type: msgNewRule, Flags: flags}, Data: ipv4.serviceRule()},
+		{Header: netlink.Header{Type: msgNewRule, Flags: flags}, Data: ipv6.serviceRule()},
+		{Header: netlink.Header{Type: msgBatchEnd, Flags: netlink.Request}, Data: batch},
+	})
+	if err != nil {
+		return fmt.Errorf("add rules for Services: %w", err)
+	}
+	var errs []error
+	for range 2 {
+		if _, err := f.nl.Receive(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("add rules for Services: %w", err)
+	}
+	return nil
 }
 
 func priorityIsTag() []expr.Any {
