@@ -34,9 +34,9 @@ func (t *Table) Services() []ServicePort { return t.services }
 
 // ServiceOf returns the name of the address set by which a rule knows the Service,
 // "" if none does.
-func (t *Table) ServiceOf(via flow.Service, proto flow.Proto) string {
-	i, _ := slices.BinarySearchFunc(t.services, ServicePort{Service: via, Proto: proto}, compareServicePorts)
-	if i < len(t.services) && t.services[i].Service == via && t.services[i].Proto == proto {
+func (t *Table) ServiceOf(via flow.Service) string {
+	i, _ := slices.BinarySearchFunc(t.services, ServicePort{Service: via}, compareServicePorts)
+	if i < len(t.services) && t.services[i].Service == via {
 		return t.services[i].Set // of several names the first; a Service has one address
 	}
 	return ""
