@@ -260,3 +260,26 @@ func TestReplyIsTold(t *testing.T) {
 		t.Error("a packet from the opener is a reply")
 	}
 }
+
+// TestHostIsDeferred: before the later hook the host's address may be a node
+// port, whose backend is not known yet.
+func TestHostIsDeferred(t *testing.T) {
+	for _, c := range []struct {
+		src, dst string
+		want     Path
+	}{
+		{a4, b4, DeferVIP},
+		{b4, a4, DeferVIP},
+		{b4, "10.0.0.5:1", PassNew},
+	} {
+		x := newBench(t, Config{})
+		d := &hostDriver{own: Key(flow.TCP, a4, b4).Src}
+		x.w.driver, x.w.host = d, d
+		if _, err := x.e.Publish(&Stub{Gen: 1, Allowed: Always}); err != nil {
+			t.Fatal(err)
+		}
+		if path, _ := x.feedTo(&d.quietDriver, Packet{Frame: Segment(t, c.src, c.dst, Flags{SYN: true}, 1)}); path != c.want {
+			t.Errorf("%s to %s: took %v, want %v", c.src, c.dst, path, c.want)
+		}
+	}
+}

@@ -118,7 +118,7 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		if xsk.NumReceived() > 0 {
 			break
 		}
-		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 	d.patience = 0
 	if xsk.NumReceived() == 0 {

@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -172,8 +173,25 @@ func (c *cluster) run(ctx context.Context, control *controller.Controller) error
 	if c.cfg.Kubernetes.RemoveTaint != "" {
 		wg.Go(func() { c.untaint(ctx, control) })
 	}
+	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-control.Ready():
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(releaseAfter):
+			// Reading everything leaves as much garbage as there is to keep, and at
+			// rest nothing makes the collector look for minutes.
+			debug.FreeOSMemory()
+		}
+	})
 	return c.source.Run(ctx)
 }
+
+// releaseAfter is when the first table, and the snapshot of it, have been made.
+const releaseAfter = 8 * time.Second
 
 // warnings is a handler without what is less than a warning.
 type warnings struct{ slog.Handler }

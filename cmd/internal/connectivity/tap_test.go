@@ -92,6 +92,13 @@ func (p *tap) saw(a arrival) int {
 	return p.seen[a]
 }
 
+// forget drops what has arrived: source ports come round again.
+func (p *tap) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.seen)
+}
+
 // parseArrival reads a packet without extension headers or IP options: the
 // suite's own never have them.
 func parseArrival(b []byte) (a arrival, ok bool) {
@@ -117,4 +124,3 @@ func parseArrival(b []byte) (a arrival, ok bool) {
 	}
 	return a, false
 }
-

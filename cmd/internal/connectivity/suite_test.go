@@ -1,0 +1,282 @@
+package connectivity
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/cmd/internal/cli"
+	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/policy/simulate"
+)
+
+// What a run without -full does: these samples, and so many connections of each.
+var short = []string{"examples/demo", "networkpolicy/kubernetes-docs", "antrea/s2-116-reject-ping"}
+
+const shortAttempts = 90
+
+// TestConnectivity: on every backend, with pods routed and pods on a bridge, every
+// connection that the policies' own documents allow is made, of every other one
+// nothing arrives, and the audit log says whose direction refused it.
+func TestConnectivity(t *testing.T) {
+	all := samples(t)
+	most := 0
+	for _, s := range all {
+		most = max(most, len(s.world.Pods))
+	}
+	for _, dataplane := range []string{"nfqueue", "afxdp", "auto"} {
+		for i, topology := range []string{ptp, bridge} {
+			t.Run(dataplane+"/"+topology, func(t *testing.T) {
+				l := newLab(t, topology, dataplane, most)
+				s := &suite{lab: l, dataplane: dataplane, topology: topology}
+				for n, sample := range all {
+					if !*full && !slices.Contains(short, sample.name) && *onlySample == "" || !strings.Contains(sample.name, *onlySample) {
+						continue
+					}
+					// Both modes meet every topology and every backend.
+					mode := []string{nftables, iptables}[(i+n)%2]
+					t.Run(sample.name, func(t *testing.T) { s.run(t, sample, n, mode) })
+				}
+				t.Logf("%d samples (%d left out), %d connections: %d allowed, %d denied, %d may be either; %d needed a second try; %+v",
+					s.samples, s.refused, s.tried, s.allowed, s.denied, s.either, s.again, s.ways)
+				if t.Failed() {
+					t.Logf("the daemon says %+v\n%s", l.daemon.stats(t), l.daemon.log())
+				}
+				if *full && *onlySample == "" && s.samples < 60 {
+					t.Errorf("only %d samples were tried", s.samples)
+				}
+			})
+		}
+	}
+}
+
+// suite is a run over all samples on one lab.
+type suite struct {
+	*lab
+	dataplane string
+	topology  string
+	offset    int64 // of what was read of the audit log
+	rest      []byte
+
+	samples, refused, tried, allowed, denied, either, again int
+	ways                                                    map[string]int
+}
+
+// mayDrop says that a backend may drop what policy allows. afxdp alone has nobody
+// behind it that translates Service addresses, and it cannot tell what the node
+// itself sends from what is masqueraded as the node. On a bridge with br_netfilter
+// that holds for auto, too: a pod's packet to its own Service never leaves the
+// bridge, and comes back to an isolated pod as if the node had sent it. All err
+// towards a drop.
+func (s *suite) mayDrop(a *attempt) bool {
+	return s.dataplane == "afxdp" && a.way != direct || s.dataplane == "auto" && s.topology == bridge && a.way == hairpin
+}
+
+func (s *suite) run(t *testing.T, smp *sample, index int, mode string) {
+	text, parties := smp.manifest(t, s.lab, index)
+	dir := t.TempDir()
+	fatal(t, os.WriteFile(filepath.Join(dir, "sample.yaml"), []byte(text), 0o600))
+	in, err := cli.Load(dir, nodeName, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if in.Table == nil {
+		// Fixtures may be about what is refused, or need an option.
+		s.refused++
+		t.Logf("not deployable: %v", in.Findings.Errors[0])
+		return
+	}
+	truth, err := simulate.New(in.Objects, in.Snapshot, nodeName)
+	if err != nil {
+		// The simulator knows no Tiers but those in the manifests.
+		s.refused++
+		t.Logf("not simulated: %v", err)
+		return
+	}
+	s.samples++
+	all := s.plan(smp, parties)
+	for _, a := range all {
+		if a.way == fromNode {
+			// X-58; the documents know no gateway address.
+			a.want.Verdict = classifier.Allow
+		} else if a.want, err = truth.Evaluate(a.key); err != nil {
+			t.Fatalf("%s: %v", a, err)
+		}
+	}
+	if !*full && *onlySample == "" {
+		all = some(all)
+	}
+	for _, a := range all {
+		a.hasty = !a.allowed() || s.mayDrop(a)
+	}
+	for _, a := range all {
+		if a.key.Proto == flow.TCP || a.key.Proto == flow.UDP {
+			s.serve(byte(a.key.Proto), a.to.ns, a.key.Dst.Netip(), a.key.DstPort)
+		}
+	}
+	s.proxy(t, mode, smp.ports)
+	before := s.daemon.stats(t).Generation
+	s.skipAudit(t)
+	s.write(t, text)
+	for deadline := time.Now().Add(startTimeout); s.daemon.stats(t).Generation == before; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the sample is not in force after %v\n%s", startTimeout, s.daemon.log())
+		}
+	}
+	s.attempts(all)
+	s.judge(t, all)
+	s.judgeAudit(t, all)
+}
+
+// some chooses attempts by a hash of what they are: the same ones on every run
+// and backend.
+func some(all []*attempt) []*attempt {
+	every := uint32(len(all)/shortAttempts + 1)
+	return slices.DeleteFunc(all, func(a *attempt) bool {
+		h := fnv.New32a()
+		io.WriteString(h, a.String())
+		return a.way != fromNode && h.Sum32()%every != 0 || a.way == fromNode && h.Sum32()%(every/2+1) != 0
+	})
+}
+
+// mostErrors bounds what one sample says: where one is wrong, hundreds are.
+const mostErrors = 8
+
+func (s *suite) judge(t *testing.T, all []*attempt) {
+	t.Helper()
+	if s.ways == nil {
+		s.ways = map[string]int{}
+	}
+	bad := 0
+	for _, a := range all {
+		s.tried++
+		s.ways[a.way]++
+		s.again += a.tries - 1
+		var wrong string
+		switch {
+		case a.tooEarly != nil:
+			wrong = "the attempt itself failed"
+		case !a.allowed() && a.passed:
+			wrong = "passed, policy denies it"
+		case !a.allowed() && a.arrived > 0:
+			wrong = fmt.Sprintf("%d packets arrived, policy denies them", a.arrived)
+		case a.allowed() && !a.passed && !s.mayDrop(a):
+			wrong = fmt.Sprintf("did not pass in %d tries (%d packets arrived), policy allows it", a.tries, a.arrived)
+		case a.passed && a.arrived == 0:
+			wrong = "passed and the tap saw nothing: the test is broken"
+		}
+		switch {
+		case s.mayDrop(a) && a.allowed():
+			s.either++
+		case a.allowed():
+			s.allowed++
+		default:
+			s.denied++
+		}
+		if wrong != "" {
+			if bad++; bad <= mostErrors {
+				t.Errorf("%s: %s (egress %+v, ingress %+v): %v", a, wrong, a.want.Egress, a.want.Ingress, a.err)
+			}
+		}
+	}
+	if bad > mostErrors {
+		t.Errorf("and %d more of %d", bad-mostErrors, len(all))
+	}
+}
+
+// told is a refusal as the audit log tells it.
+type told struct {
+	src, dst  netip.Addr
+	proto     string
+	port      uint16 // 0 for ICMP
+	direction string
+}
+
+// judgeAudit fails the test unless every refused connection has a record that
+// names the direction.
+func (s *suite) judgeAudit(t *testing.T, all []*attempt) {
+	t.Helper()
+	want := map[told]*attempt{}
+	for _, a := range all {
+		if a.allowed() || s.mayDrop(a) {
+			continue
+		}
+		w := told{src: a.key.Src.Netip(), dst: a.key.Dst.Netip(), proto: a.key.Proto.String(), direction: "ingress"}
+		if a.want.Egress.Verdict != classifier.Allow {
+			w.direction = "egress"
+		}
+		if a.key.Proto.HasPorts() {
+			w.port = a.key.DstPort
+		}
+		want[w] = a
+	}
+	have := map[told]string{}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		for _, r := range s.readAudit(t) {
+			if r.Kind == audit.KindFlow && r.Source != nil && r.Destination != nil && (r.Verdict == audit.Drop || r.Verdict == audit.Reject) {
+				k := told{r.Source.IP, r.Destination.IP, r.Protocol, r.Destination.Port, r.Direction}
+				have[k] = r.Reason
+				delete(want, k)
+			}
+		}
+		if len(want) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			break
+		}
+	}
+	bad := 0
+	for w, a := range want {
+		if bad++; bad > mostErrors {
+			t.Errorf("and %d more records missing", len(want)-mostErrors)
+			break
+		}
+		other := w
+		other.direction = map[string]string{"egress": "ingress", "ingress": "egress"}[w.direction]
+		t.Errorf("%s: refused, and no audit record with direction %s says so (other direction: %q)", a, w.direction, have[other])
+	}
+}
+
+// readAudit returns the records written since the last call.
+func (s *suite) readAudit(t *testing.T) (records []audit.Record) {
+	t.Helper()
+	f, err := os.Open(s.daemon.path("audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Seek(s.offset, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(bufio.NewReader(f))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.offset += int64(len(b))
+	b = append(s.rest, b...)
+	end := bytes.LastIndexByte(b, '\n') + 1
+	s.rest = slices.Clone(b[end:])
+	for line := range bytes.Lines(b[:end]) {
+		r, err := audit.Parse(line)
+		if err != nil {
+			t.Fatalf("audit log: %v: %s", err, line)
+		}
+		records = append(records, r)
+	}
+	return records
+}
+
+// skipAudit forgets what the samples before have left in the log.
+func (s *suite) skipAudit(t *testing.T) { s.readAudit(t) }
