@@ -173,3 +173,10 @@ func load() string {
 	first, _, _ := strings.Cut(string(b), " ")
 	return first
 }
+
+// ThisMachine describes where and when a run begins. Others who measure fill in
+// the load at its end with [Machine.End].
+func ThisMachine() Machine { return thisMachine() }
+
+// End notes the load average at the end of a run.
+func (m *Machine) End() { m.Load[1] = load() }

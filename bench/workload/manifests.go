@@ -33,6 +33,14 @@ func (c *Cluster) WriteManifests(dir string) error {
 	return nil
 }
 
+// WritePolicies writes what policies.yaml of [Cluster.WriteManifests] holds: one
+// document a policy.
+func (c *Cluster) WritePolicies(w io.Writer) error {
+	buf := bufio.NewWriter(w)
+	c.writePolicies(&yaml{w: buf})
+	return buf.Flush()
+}
+
 func writeFile(path string, write func(*yaml)) error {
 	f, err := os.Create(path)
 	if err != nil {

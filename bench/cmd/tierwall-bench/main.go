@@ -16,6 +16,7 @@ import (
 
 	"github.com/tierwall/tierwall/bench/audit"
 	"github.com/tierwall/tierwall/bench/dataplane"
+	"github.com/tierwall/tierwall/bench/scale"
 )
 
 func main() {
@@ -36,6 +37,7 @@ func newRoot() *cobra.Command {
 	}
 	root.AddCommand(dataplane.Commands()...)
 	root.AddCommand(audit.Commands()...)
+	root.AddCommand(scale.Commands()...)
 	root.AddCommand(newGen())
 	return root
 }
