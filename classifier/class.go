@@ -112,7 +112,7 @@ func (r *ruleEntry) matchPeers(s *subject, p *peerClass) certainty {
 			ok = p.kind == peerPod && peer.Pods.Matches(p.identity.rep) && peer.Relation.Holds(s.rep, p.identity.rep)
 		case rule.PeerBlock:
 			ok = (p.kind != peerPod || !peer.Block.NoPods) && p.leaf.inBlock(&peer.Block)
-		case rule.PeerSet:
+		case rule.PeerSet, rule.PeerService:
 			_, ok = slices.BinarySearch(p.leaf.sets, r.sets[i])
 		}
 		if ok {

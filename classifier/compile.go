@@ -44,6 +44,7 @@ type Report struct {
 
 	old, new    *Table
 	knowsLocals bool // either table has local prefixes
+	services    bool // a set by which rules name Services has other addresses
 }
 
 func (l *Live) report(old, t *Table, began time.Time) *Report {
@@ -56,6 +57,7 @@ func (l *Live) report(old, t *Table, began time.Time) *Report {
 		r.PeerClasses[d] = l.peerCount + r.Prefixes + 2 // no prefix, unknown
 	}
 	r.knowsLocals = len(t.localPrefixes) > 0 || old != nil && len(old.localPrefixes) > 0
+	r.services = old != nil && !old.sameServices(&t.state)
 	r.Elapsed = time.Since(began)
 	return r
 }
@@ -63,7 +65,7 @@ func (l *Live) report(old, t *Table, began time.Time) *Report {
 // Affects reports whether the update may have changed how a connection is
 // decided: its (subject class, peer class) pair is another one than before, on
 // the side of a policed pod. Connections it does not affect have the decision
-// they had, rule included. k is in the direction the connection was opened. After
+// they had, rule included, through a Service or not. k is in the direction the connection was opened. After
 // Compile or NewLive everything is affected. What UnknownLocal says of a
 // connection counts as part of its decision.
 //
@@ -103,9 +105,10 @@ func (r *Report) Touches(a flow.Addr) bool {
 	return now.local() && r.new.subjects[now.rec.subject].serial != r.old.subjects[then.rec.subject].serial
 }
 
-// All reports whether everything is affected, for want of a table to compare
-// with.
-func (r *Report) All() bool { return r.old == nil || r.old.series != r.new.series }
+// All reports whether everything is affected: for want of a table to compare
+// with, or because a Service that rules name has other addresses.
+// Neither end of a connection tells that it was opened to one of them.
+func (r *Report) All() bool { return r.old == nil || r.services || r.old.series != r.new.series }
 
 // Between reports whether the report compares exactly these two tables: Affects
 // says nothing about the step from another one.

@@ -58,9 +58,13 @@ func compare(t *testing.T, r *rand.Rand, n int, reasons map[classifier.Reason]in
 	set.Sort()
 	for range n {
 		k := universe.RandomKey(r, world)
-		got, want := table.Lookup(k), oracle.Evaluate(&set, world, k)
+		via := universe.RandomService(r, world, k)
+		got, want := table.LookupVia(k, via), oracle.EvaluateVia(&set, world, k, via)
+		if via.IsZero() && table.Lookup(k) != got {
+			t.Errorf("%s: Lookup %+v, LookupVia nothing %+v", k, table.Lookup(k), got)
+		}
 		if got.Verdict != want.Verdict {
-			t.Errorf("%s: verdict %s, oracle says %s", k, got.Verdict, want.Verdict)
+			t.Errorf("%s via %s: verdict %s, oracle says %s", k, via, got.Verdict, want.Verdict)
 		}
 		audit := false
 		for _, d := range flow.Directions {
@@ -72,13 +76,13 @@ func compare(t *testing.T, r *rand.Rand, n int, reasons map[classifier.Reason]in
 			reasons[o.Reason]++
 			audit = audit || o.WantsRecord()
 			if diff := difference(table, o, want.Direction(d)); diff != "" {
-				t.Errorf("%s %s: %s", k, d, diff)
+				t.Errorf("%s via %s %s: %s", k, via, d, diff)
 			}
 		}
 		if got.Audit != audit {
 			t.Errorf("%s: audit flag %t, outcomes want %t", k, got.Audit, audit)
 		}
-		if ex := table.Explain(k); ex.Decision != got {
+		if ex := table.ExplainVia(k, via); ex.Decision != got {
 			t.Errorf("%s: explain decides %+v, lookup %+v", k, ex.Decision, got)
 		} else {
 			checkTrace(t, table, ex)

@@ -192,6 +192,7 @@ type subject struct {
 	rules      [2][]*ruleEntry
 	isolations [2][]*isolationEntry
 	staged     [2]bool        // some rule or isolation is audit-only
+	services   bool           // some egress rule is to Services
 	rep        *rule.Endpoint // any member
 	node       string         // the node its members run on
 }
@@ -226,8 +227,11 @@ func (s *subject) selected() bool {
 	return false
 }
 
-// setStaged recomputes staged for one direction.
+// setStaged recomputes staged, and services, for one direction.
 func (s *subject) setStaged(d flow.Direction) {
+	if d == flow.Egress {
+		s.services = slices.ContainsFunc(s.rules[d], func(r *ruleEntry) bool { return r.rule.ToServices() })
+	}
 	s.staged[d] = slices.ContainsFunc(s.rules[d], func(r *ruleEntry) bool { return r.rule.Stage == rule.AuditOnly }) ||
 		slices.ContainsFunc(s.isolations[d], func(i *isolationEntry) bool { return i.rule.Stage == rule.AuditOnly })
 }

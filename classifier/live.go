@@ -44,6 +44,7 @@ type Live struct {
 	listsStale     bool
 
 	ruleIDs, isolationIDs, setIDs numbers
+	toServices                    map[*ruleEntry]struct{} // rules to Services
 
 	namespaces map[string]map[string]*pod
 	podCount   int
@@ -144,6 +145,7 @@ func (l *Live) fill(set *rule.Set, world *rule.World) {
 	l.scopes = scopeIndex{}
 	l.subjects, l.dead, l.subjectIndexes, l.subjectsEpoch = map[subjectKey]*subjectUse{}, nil, numbers{}, l.epoch
 	l.ruleIDs, l.isolationIDs, l.setIDs = numbers{}, numbers{}, numbers{}
+	l.toServices = map[*ruleEntry]struct{}{}
 	l.podSlots, l.nodeSlots = numbers{}, numbers{}
 	l.namespaces, l.podCount, l.localCount = map[string]map[string]*pod{}, 0, 0
 	l.identities = newIdentities(len(world.Endpoints) / 4)
@@ -318,6 +320,7 @@ func (l *Live) publish(gen uint64) *Table {
 		}
 		l.listsStale = false
 	}
+	l.s.services, l.s.serviceSets = l.services()
 	l.ensureMemory()
 	t := &Table{state: l.s, generation: gen, mem: l.mem, known: &lazyWorld{}}
 	l.current.Store(t)

@@ -64,7 +64,7 @@ func TestRenumbering(t *testing.T) {
 			set, world := m.set(), m.world()
 			for range 20 {
 				k := universe.RandomKey(r, world)
-				checkOracle(t, table, &set, world, k)
+				checkOracle(t, table, &set, world, k, universe.RandomService(r, world, k))
 				if !rep.Affects(k) && answer(before, k) != answer(table, k) {
 					t.Errorf("%s: not reported", k)
 				}
@@ -178,7 +178,7 @@ func TestPodCoveringPrefixes(t *testing.T) {
 		if i%40 == 0 || i < 60 {
 			now := table.Policy()
 			for _, k := range keys {
-				checkOracle(t, table, &now, c.World, k)
+				checkOracle(t, table, &now, c.World, k, flow.Service{})
 			}
 			if t.Failed() {
 				return

@@ -230,8 +230,10 @@ func mustApply(tb testing.TB, l *classifier.Live, d *classifier.Delta) (*classif
 }
 
 // answer is a decision in words that do not depend on the table.
-func answer(t *classifier.Table, k flow.Key) string {
-	d := t.Lookup(k)
+func answer(t *classifier.Table, k flow.Key) string { return answerVia(t, k, flow.Service{}) }
+
+func answerVia(t *classifier.Table, k flow.Key, via flow.Service) string {
+	d := t.LookupVia(k, via)
 	src, dst := t.UnknownLocal(k)
 	s := fmt.Sprint(d.Verdict, src, dst)
 	for _, id := range []classifier.OutcomeID{d.Egress, d.Ingress} {
@@ -281,9 +283,15 @@ func TestIncrementsEqualCompile(t *testing.T) {
 			set, world := m.set(), m.world()
 			for range keysPerStep {
 				k := universe.RandomKey(r, world)
-				checkOracle(t, table, &set, world, k)
+				via := universe.RandomService(r, world, k)
+				checkOracle(t, table, &set, world, k, via)
 				now := answer(table, k)
 				checkUnknownLocal(t, table, world, k)
+				if !rep.Affects(k) {
+					if a, b := answerVia(before, k, via), answerVia(table, k, via); a != b {
+						t.Errorf("%s via %s: the report says it is not affected by %+v\nbefore %s\nnow    %s", k, via, d, a, b)
+					}
+				}
 				if rep.Affects(k) {
 					if affected++; !rep.Touches(k.Src) && !rep.Touches(k.Dst) {
 						t.Errorf("%s: affected by %+v, which touches neither end", k, d)
@@ -361,11 +369,11 @@ func checkUnknownLocal(t *testing.T, table *classifier.Table, world *rule.World,
 	}
 }
 
-func checkOracle(t *testing.T, table *classifier.Table, set *rule.Set, world *rule.World, k flow.Key) {
+func checkOracle(t *testing.T, table *classifier.Table, set *rule.Set, world *rule.World, k flow.Key, via flow.Service) {
 	t.Helper()
-	got, want := table.Lookup(k), oracle.Evaluate(set, world, k)
+	got, want := table.LookupVia(k, via), oracle.EvaluateVia(set, world, k, via)
 	if got.Verdict != want.Verdict {
-		t.Errorf("%s: verdict %s, oracle says %s", k, got.Verdict, want.Verdict)
+		t.Errorf("%s via %s: verdict %s, oracle says %s", k, via, got.Verdict, want.Verdict)
 	}
 	for _, d := range flow.Directions {
 		id := got.Egress
@@ -373,7 +381,7 @@ func checkOracle(t *testing.T, table *classifier.Table, set *rule.Set, world *ru
 			id = got.Ingress
 		}
 		if diff := difference(table, table.Outcome(id), want.Direction(d)); diff != "" {
-			t.Errorf("%s %s: %s", k, d, diff)
+			t.Errorf("%s via %s %s: %s", k, via, d, diff)
 		}
 	}
 }

@@ -97,6 +97,8 @@ type memory struct {
 	programs atomic.Pointer[[]program] // the first is unused
 	outcomes atomic.Pointer[[]*Outcome]
 
+	via atomic.Pointer[viaCells] // nil until the first
+
 	slots  [256]uint8   // protocol → program slot
 	protos []flow.Proto // program slot → protocol; slot 0 stands for all unnamed ones
 	budget int          // bytes

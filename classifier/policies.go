@@ -63,6 +63,9 @@ func (l *Live) addRule(p *policyEntry, r *rule.Rule) {
 	l.s.rules.set(int(e.id), r, l.epoch)
 	l.s.ruleCount[r.Direction]++
 	p.rules = append(p.rules, e)
+	if r.ToServices() {
+		l.toServices[e] = struct{}{}
+	}
 	s := p.scope(&r.Subject)
 	s.rules[r.Direction] = append(s.rules[r.Direction], e)
 	for i := range r.L4 {
@@ -75,7 +78,7 @@ func (l *Live) addRule(p *policyEntry, r *rule.Rule) {
 			for _, x := range peer.Block.Except {
 				l.useBlock(x, 1)
 			}
-		case rule.PeerSet:
+		case rule.PeerSet, rule.PeerService:
 			if e.sets == nil {
 				e.sets = make([]uint32, len(r.Peers))
 			}
@@ -102,6 +105,7 @@ func (l *Live) dropPolicy(p *policyEntry) {
 		l.s.rules.set(int(e.id), nil, l.epoch)
 		l.s.ruleCount[r.Direction]--
 		l.ruleIDs.give(int(e.id))
+		delete(l.toServices, e)
 		for i := range r.L4 {
 			l.named[r.L4[i].Proto]--
 		}
@@ -112,7 +116,7 @@ func (l *Live) dropPolicy(p *policyEntry) {
 				for _, x := range peer.Block.Except {
 					l.useBlock(x, -1)
 				}
-			case rule.PeerSet:
+			case rule.PeerSet, rule.PeerService:
 				l.releaseSet(peer.Set)
 			}
 		}

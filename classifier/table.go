@@ -24,16 +24,18 @@ type Table struct {
 // state is what tables and the writer have in common: persistent values of which
 // a version is made by copying the struct.
 type state struct {
-	series   uint64 // serials of different series do not compare
-	node     string
-	addrs    addrTable          // pods and nodes, exact
-	prefixes *bart.Table[*leaf] // prefixes that policies mention
-	none     *leaf              // matched by no prefix
-	podCIDRs *bart.Lite         // addresses in here without a slot are unknown
-	podBytes [2][4]uint64       // first bytes of addresses in podCIDRs, by family
-	unknown  party              // the unknown address
-	vips     map[flow.Addr]struct{}
-	vipList  []netip.Addr
+	series      uint64 // serials of different series do not compare
+	node        string
+	addrs       addrTable          // pods and nodes, exact
+	prefixes    *bart.Table[*leaf] // prefixes that policies mention
+	none        *leaf              // matched by no prefix
+	podCIDRs    *bart.Lite         // addresses in here without a slot are unknown
+	podBytes    [2][4]uint64       // first bytes of addresses in podCIDRs, by family
+	unknown     party              // the unknown address
+	vips        map[flow.Addr]struct{}
+	vipList     []netip.Addr
+	services    []ServicePort             // that rules name, sorted
+	serviceSets map[string][]netip.Prefix // by which rules name Services
 	// localPrefixes are rule.World.LocalPrefixes: one or two, so they are walked.
 	localPrefixes []netip.Prefix
 

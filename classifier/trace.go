@@ -11,6 +11,7 @@ import (
 // Trace is the full story of one decision, for explain.
 type Trace struct {
 	Key      flow.Key
+	Via      flow.Service // where the connection was opened to; zero: to Key
 	Decision Decision
 	Sides    [2]TraceSide // indexed by flow.Direction
 }
@@ -58,15 +59,18 @@ type TraceRule struct {
 
 // Explain decides a connection like Lookup and records why. It allocates and
 // takes its time; it is not for the packet path.
-func (t *Table) Explain(k flow.Key) *Trace {
-	tr := &Trace{Key: k, Decision: t.Lookup(k)}
+func (t *Table) Explain(k flow.Key) *Trace { return t.ExplainVia(k, flow.Service{}) }
+
+// ExplainVia explains LookupVia.
+func (t *Table) ExplainVia(k flow.Key, via flow.Service) *Trace {
+	tr := &Trace{Key: k, Via: via, Decision: t.LookupVia(k, via)}
 	src, dst := t.resolve(&k.Src), t.resolve(&k.Dst)
-	tr.Sides[flow.Egress] = t.explainSide(flow.Egress, tr.Decision.Egress, src, dst, &k)
-	tr.Sides[flow.Ingress] = t.explainSide(flow.Ingress, tr.Decision.Ingress, dst, src, &k)
+	tr.Sides[flow.Egress] = t.explainSide(flow.Egress, tr.Decision.Egress, src, dst, &k, via)
+	tr.Sides[flow.Ingress] = t.explainSide(flow.Ingress, tr.Decision.Ingress, dst, src, &k, via)
 	return tr
 }
 
-func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer party, k *flow.Key) TraceSide {
+func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer party, k *flow.Key, via flow.Service) TraceSide {
 	side := TraceSide{Outcome: t.Outcome(id)}
 	switch side.Outcome.Reason {
 	case ReasonNotLocal, ReasonSelf, ReasonNodeLocal:
@@ -75,11 +79,17 @@ func (t *Table) explainSide(d flow.Direction, id OutcomeID, subject, peer party,
 	s, p := t.subjects[subject.rec.subject].subject, peer.rec.peer
 	side.OtherSubjects = t.ruleCount[d] - len(s.rules[d])
 	ms := s.matches(d, p, nil)
+	if d == flow.Egress && !via.IsZero() {
+		ms = s.matchesVia(p, t.leafOf(via.Addr), k.Proto, via.Port, nil)
+	}
 	w := explainWalk{t: t, key: k, dir: d, subject: s, outcome: side.Outcome, byID: map[RuleID]*candidate{}, peers: map[RuleID]bool{}}
 	for _, m := range ms {
 		w.peers[s.rules[d][m.index].id] = true
 	}
 	cands := s.candidates(d, p, ms)
+	if d == flow.Egress && !via.IsZero() {
+		cands = s.candidatesVia(p, ms)
+	}
 	for i := range cands {
 		w.byID[cands[i].id] = &cands[i]
 	}

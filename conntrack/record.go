@@ -56,6 +56,9 @@ type Admission struct {
 	Verdict    uint8
 	Host       uint8 // bits: which ends are the host itself
 	Recorded   bool  // the audit record has been written
+	// Service is where the connection was opened to before its destination was
+	// translated; zero if it was not, or nobody knows.
+	Service flow.Service
 	// Bypassed is set when the kernel was asked to keep the rest of the
 	// connection to itself. See the package comment for what follows from it.
 	Bypassed bool

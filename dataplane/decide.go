@@ -70,7 +70,20 @@ func (w *Worker) notReady(p *Packet, now int64) Path {
 // Only allowed connections are there.
 func (w *Worker) known(p *Packet, s *snapshot, now int64) Path {
 	path := PassHit
+	if p.Service.IsZero() {
+		p.Service = w.rec.Service
+	}
+	learnt := p.Service != w.rec.Service
 	switch {
+	case learnt && w.engine.cfg.Established != Keep:
+		// It was judged before the backend could tell: no rule was about the Service.
+		w.rec.Service = p.Service
+		if d, cause := w.rejudge(s); d.Verdict != classifier.Allow {
+			p.Verdict = d.Verdict
+			w.denied(p, s, cause, w.rec.Key, d, w.rec.ID, now)
+			return DropCut
+		}
+		path = PassRejudged
 	case w.rec.Generation == s.generation:
 	case w.engine.cfg.Established == Keep:
 		path = PassKept
@@ -104,7 +117,7 @@ func (w *Worker) rejudge(s *snapshot) (classifier.Decision, Cause) { return w.se
 // the control goroutine, of which the later one does nothing: both come to the
 // same decision, and whoever cuts counts.
 func (w *Worker) settle(s *snapshot, rec *conntrack.Record) (classifier.Decision, Cause) {
-	d, cause := w.judge(s, rec.Key, rec.Host)
+	d, cause := w.judge(s, rec.Key, rec.Service, rec.Host)
 	if d.Verdict == classifier.Allow {
 		w.conns.Restamp(rec, restamped(rec, s.generation, d))
 	} else if w.conns.Forget(rec) {
@@ -135,10 +148,11 @@ func hostEnds(p *Packet, reversed bool) (host uint8) {
 	return host
 }
 
-// judge asks the table about a connection. With fail mode closed an end that
+// judge asks the table about a connection, which was opened to via unless that is
+// zero. With fail mode closed an end that
 // must be a pod of this node, but is none the table knows, makes it a denial:
 // nobody's policy was asked about that end.
-func (w *Worker) judge(s *snapshot, k flow.Key, host uint8) (classifier.Decision, Cause) {
+func (w *Worker) judge(s *snapshot, k flow.Key, via flow.Service, host uint8) (classifier.Decision, Cause) {
 	if w.engine.cfg.FailMode == FailClosed && host&hostSrc == 0 {
 		// What the host itself opens needs no policy.
 		src, dst := s.classifier.UnknownLocal(k)
@@ -151,7 +165,10 @@ func (w *Worker) judge(s *snapshot, k flow.Key, host uint8) (classifier.Decision
 			return classifier.Decision{Verdict: classifier.Drop}, CauseUnknownLocal
 		}
 	}
-	return s.classifier.Lookup(k), CausePolicy
+	if via.IsZero() {
+		return s.classifier.Lookup(k), CausePolicy
+	}
+	return s.classifier.LookupVia(k, via), CausePolicy
 }
 
 // denied reports a denial by judge.
@@ -191,7 +208,7 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 		return DropUnsolicited
 	}
 	host := hostEnds(p, p.Reply)
-	d, cause := w.judge(s, k, host)
+	d, cause := w.judge(s, k, p.Service, host)
 	if d.Verdict != classifier.Allow {
 		if !p.Final && !p.Reply && !h.SYNOnly() {
 			// It may belong to a connection that was accepted in the other
@@ -212,7 +229,7 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 	p.Remember = worthRemembering(h)
 	conn := w.conns.Insert(k, &w.seen, conntrack.Admission{
 		Generation: s.generation, Egress: uint32(d.Egress), Ingress: uint32(d.Ingress), Verdict: uint8(d.Verdict),
-		Host: host, Device: p.Device, Recorded: d.Audit || w.forced.allow, Bypassed: p.Remember,
+		Host: host, Device: p.Device, Service: p.Service, Recorded: d.Audit || w.forced.allow, Bypassed: p.Remember,
 	}, now)
 	w.decided(p, s, CausePolicy, k, d, conn, now)
 	return PassNew
@@ -263,7 +280,7 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 		return DeferRelated
 	}
 	// The error travels against the quoted packet.
-	d, cause := w.judge(s, inner, hostEnds(p, true)&hostSrc)
+	d, cause := w.judge(s, inner, p.Service, hostEnds(p, true)&hostSrc)
 	if d.Verdict == classifier.Allow {
 		return PassRelated
 	}

@@ -38,6 +38,9 @@ type Packet struct {
 	// direction its connection was opened in. A worker that knows the connection
 	// corrects it before Apply.
 	Reply bool
+	// Service is where the connection was opened to, if the driver knows that its
+	// destination was translated; in replies, too. The zero value says nothing.
+	Service flow.Service
 	// Final is set when no later hook can judge the packet again.
 	Final bool
 	// FromHost and ToHost are set when the driver knows that the packet comes

@@ -63,6 +63,7 @@ func (m Established) String() string {
 // packet path uses. Implementations are immutable and safe for concurrent use.
 type Classifier interface {
 	Lookup(k flow.Key) classifier.Decision
+	LookupVia(k flow.Key, via flow.Service) classifier.Decision
 	IsVIP(a flow.Addr) bool
 	UnknownLocal(k flow.Key) (src, dst bool)
 	Generation() uint64

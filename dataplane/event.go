@@ -59,6 +59,7 @@ type Event struct {
 	Device     int32  // ifindex, 0 = unknown
 	Length     uint32 // true packet length in bytes, link header not included where there is one
 	Key        flow.Key
+	Service    flow.Service // where the connection was opened to; zero: to Key, as far as known
 	Verdict    classifier.Verdict
 	Cause      Cause
 	Problem    packet.Problem

@@ -57,6 +57,9 @@ func (s *Stub) Lookup(k flow.Key) classifier.Decision {
 	return d
 }
 
+// LookupVia is Lookup: the stub knows no Services.
+func (s *Stub) LookupVia(k flow.Key, _ flow.Service) classifier.Decision { return s.Lookup(k) }
+
 // Asked returns the keys looked up since the last call.
 func (s *Stub) Asked() []flow.Key {
 	s.mu.Lock()

@@ -201,7 +201,7 @@ func (w *Worker) put() {
 func (w *Worker) prepare(p *Packet, s *snapshot, cause Cause, now int64) *Event {
 	e := &w.event
 	*e = Event{
-		Time: now, Count: 1, Device: p.Device, Length: packetLength(p), Key: p.Headers.Key,
+		Time: now, Count: 1, Device: p.Device, Length: packetLength(p), Key: p.Headers.Key, Service: p.Service,
 		Cause: cause, Problem: p.Problem, TCPFlags: p.Headers.TCPFlags, Backend: w.backend,
 	}
 	if s != nil {

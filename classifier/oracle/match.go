@@ -77,6 +77,9 @@ func (q *question) match(r *rule.Rule) answer {
 	if !r.Subject.Matches(q.subject) {
 		return no
 	}
+	if r.ToServices() && !q.via.IsZero() {
+		return answerOf(q.matchService(r))
+	}
 	l4, peer := no, no
 	for i := range r.L4 {
 		l4 = max(l4, q.matchL4(&r.L4[i]))
@@ -85,6 +88,16 @@ func (q *question) match(r *rule.Rule) answer {
 		peer = max(peer, q.matchPeer(&r.Peers[i]))
 	}
 	return min(l4, peer)
+}
+
+// matchService asks a rule to Services about where the connection was opened to.
+// Who the backend is does not matter, so it may be unknown.
+func (q *question) matchService(r *rule.Rule) bool {
+	named := func(p rule.Peer) bool {
+		return slices.ContainsFunc(q.world.Sets[p.Set], func(x netip.Prefix) bool { return x.Contains(q.via.Addr.Netip()) })
+	}
+	port := func(l rule.L4) bool { return l.Proto == q.key.Proto && l.Ports.Contains(q.via.Port) }
+	return slices.ContainsFunc(r.Peers, named) && slices.ContainsFunc(r.L4, port)
 }
 
 func (q *question) matchL4(l *rule.L4) answer {
@@ -116,7 +129,7 @@ func (q *question) matchPeer(p *rule.Peer) answer {
 		match = q.peer.pod != nil && p.Pods.Matches(q.peer.pod) && p.Relation.Holds(q.subject, q.peer.pod)
 	case rule.PeerBlock:
 		match = p.Block.Contains(q.peer.addr) && (!p.Block.NoPods || q.peer.pod == nil)
-	case rule.PeerSet:
+	case rule.PeerSet, rule.PeerService:
 		for _, prefix := range q.world.Sets[p.Set] {
 			match = match || prefix.Contains(q.peer.addr)
 		}
@@ -134,7 +147,7 @@ func doubt(p *rule.Peer) answer {
 			return no
 		}
 		return inDoubt
-	case rule.PeerBlock, rule.PeerSet:
+	case rule.PeerBlock, rule.PeerSet, rule.PeerService:
 		return inDoubt
 	}
 	return no

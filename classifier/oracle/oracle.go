@@ -50,10 +50,17 @@ type Outcome struct {
 // it, so compare with a table only after [rule.Set.Sort]. Nothing is modified;
 // concurrent calls are safe.
 func Evaluate(set *rule.Set, world *rule.World, k flow.Key) Result {
+	return EvaluateVia(set, world, k, flow.Service{})
+}
+
+// EvaluateVia decides a connection that was opened to via, of which the Service
+// proxy made k. Rules to Services look at via, all others at k. The zero via is
+// Evaluate.
+func EvaluateVia(set *rule.Set, world *rule.World, k flow.Key, via flow.Service) Result {
 	src, dst := resolve(world, k.Src), resolve(world, k.Dst)
 	r := Result{
-		Egress:  direction(set, world, flow.Egress, &src, &dst, k),
-		Ingress: direction(set, world, flow.Ingress, &dst, &src, k),
+		Egress:  direction(set, world, flow.Egress, &src, &dst, k, via),
+		Ingress: direction(set, world, flow.Ingress, &dst, &src, k, via),
 	}
 	r.Verdict = r.Egress.Verdict
 	if r.Verdict == classifier.Allow {
@@ -63,7 +70,7 @@ func Evaluate(set *rule.Set, world *rule.World, k flow.Key) Result {
 }
 
 // direction decides one side of the connection.
-func direction(set *rule.Set, world *rule.World, d flow.Direction, subject, peer *party, k flow.Key) Outcome {
+func direction(set *rule.Set, world *rule.World, d flow.Direction, subject, peer *party, k flow.Key, via flow.Service) Outcome {
 	free := func(why classifier.Reason) Outcome {
 		return Outcome{Verdict: classifier.Allow, Reason: why, Band: rule.BandDefault}
 	}
@@ -76,7 +83,7 @@ func direction(set *rule.Set, world *rule.World, d flow.Direction, subject, peer
 		return free(classifier.ReasonNodeLocal)
 	}
 
-	q := question{set: set, world: world, dir: d, subject: subject.pod, peer: peer, key: k}
+	q := question{set: set, world: world, dir: d, subject: subject.pod, peer: peer, key: k, via: via}
 	if d == flow.Egress {
 		q.dst, q.dstUnknown = peer.pod, peer.unknown
 	} else {
@@ -113,6 +120,7 @@ type question struct {
 	subject *rule.Endpoint
 	peer    *party
 	key     flow.Key
+	via     flow.Service // zero: nothing was translated
 	// dst resolves named ports: the destination pod, nil if it is no pod.
 	dst        *rule.Endpoint
 	dstUnknown bool

@@ -32,6 +32,8 @@ func (p *Peer) String() string {
 		return s
 	case PeerBlock:
 		return p.Block.String()
+	case PeerService:
+		return p.Set
 	case PeerSet:
 		return "set " + p.Set
 	}

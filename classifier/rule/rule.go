@@ -170,7 +170,7 @@ type Peer struct {
 	Pods     Selector // PeerPods
 	Relation Relation // PeerPods: how namespace and pod relate to the subject
 	Block    IPBlock  // PeerBlock
-	Set      string   // PeerSet: name of an address set in the World
+	Set      string   // PeerSet, PeerService: name of an address set in the World
 }
 
 // PeerKind selects the meaning of a Peer.
@@ -181,7 +181,12 @@ const (
 	PeerAny   PeerKind = iota + 1 // everything: pods, nodes, outside
 	PeerPods                      // pods of the cluster, never other addresses
 	PeerBlock                     // addresses in a prefix, pods included
-	PeerSet                       // addresses in a named set (nodes, FQDN, Services)
+	PeerSet                       // addresses in a named set (nodes, FQDN)
+	// PeerService is Services by where the connection was opened to: the address is
+	// in a named set, the rule's L4 is the Service's own protocol and port, whatever
+	// backend was chosen (S2-98). Where nothing was translated it is the destination
+	// that must be the Service, so a backend asked directly does not match (S2-101).
+	PeerService
 )
 
 // IPBlock is a prefix with holes. Traffic from a hole does not match; it may
@@ -226,6 +231,10 @@ type L4 struct {
 
 // AnyL4 matches every protocol and port, ICMP and other protocols included.
 var AnyL4 = L4{Ports: AllPorts, SrcPorts: AllPorts}
+
+// ToServices reports whether the rule is about Services: such a rule is matched
+// with where the connection was opened to, see PeerService.
+func (r *Rule) ToServices() bool { return len(r.Peers) > 0 && r.Peers[0].Kind == PeerService }
 
 // Set is a complete policy: what a Table is compiled from.
 type Set struct {

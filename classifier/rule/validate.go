@@ -39,6 +39,9 @@ func (s *Set) Validate() error {
 				bad(&r.Origin, "peer %d: %v", j, err)
 			}
 		}
+		if err := r.validateServices(); err != nil {
+			bad(&r.Origin, "%v", err)
+		}
 		for j := range r.L4 {
 			if err := r.L4[j].validate(); err != nil {
 				bad(&r.Origin, "ports entry %d: %v", j, err)
@@ -54,8 +57,30 @@ func (s *Set) Validate() error {
 	return errors.Join(errs...)
 }
 
+// validateServices: a rule to Services has no other peers, and its ports are the
+// Services' own, each one number of a protocol.
+func (r *Rule) validateServices() error {
+	if !slices.ContainsFunc(r.Peers, func(p Peer) bool { return p.Kind == PeerService }) {
+		return nil
+	}
+	if r.Direction != flow.Egress {
+		return errors.New("a Service cannot open connections")
+	}
+	for i := range r.Peers {
+		if r.Peers[i].Kind != PeerService {
+			return errors.New("Services together with other peers")
+		}
+	}
+	for _, l := range r.L4 {
+		if !l.Proto.HasPorts() || l.Name != "" || l.Ports.First != l.Ports.Last || l.SrcPorts != AllPorts {
+			return fmt.Errorf("%s of a Service: one port of one protocol is wanted", l.String())
+		}
+	}
+	return nil
+}
+
 func (p *Peer) validate() error {
-	if p.Kind < PeerAny || p.Kind > PeerSet {
+	if p.Kind < PeerAny || p.Kind > PeerService {
 		return fmt.Errorf("no such kind: %d", p.Kind)
 	}
 	if p.Kind != PeerPods && !p.Relation.IsZero() {

@@ -108,7 +108,8 @@ func (r *Record) appendHead(b []byte) []byte {
 		}
 		b = append(b, ']')
 	}
-	return optString(b, `,"reason":`, r.Reason)
+	b = optString(b, `,"reason":`, r.Reason)
+	return optString(b, `,"service":`, r.Service)
 }
 
 func appendPolicy(b []byte, p *Policy) []byte {

@@ -43,7 +43,8 @@ func (town) NodeOf(a flow.Addr) *rule.Node {
 	}
 	return nil
 }
-func (town) IsVIP(a flow.Addr) bool { return a.String() == "10.96.0.10" }
+func (town) ServiceOf(flow.Service) string { return "" }
+func (town) IsVIP(a flow.Addr) bool        { return a.String() == "10.96.0.10" }
 
 // TestWhoIsWho: pods with the labels asked for, nodes, Services, strangers.
 func TestWhoIsWho(t *testing.T) {

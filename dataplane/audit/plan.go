@@ -82,6 +82,7 @@ type planKey struct {
 	problem         packet.Problem
 	backend         uint8
 	forced          bool
+	service         flow.Service
 }
 
 // Limits of what is kept per writer: enough for several tables' decisions, and
@@ -162,7 +163,7 @@ func (t *tableCache) host(b *builder, a flow.Addr) *host {
 func (p *planner) plan(e *dataplane.Event, t *tableCache) *plan {
 	key := planKey{
 		generation: e.Generation, egress: e.Egress, ingress: e.Ingress, verdict: e.Verdict,
-		cause: e.Cause, problem: e.Problem, backend: e.Backend, forced: e.Forced,
+		cause: e.Cause, problem: e.Problem, backend: e.Backend, forced: e.Forced, service: e.Service,
 	}
 	if pl := p.plans[key]; pl != nil {
 		return pl

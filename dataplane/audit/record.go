@@ -90,6 +90,9 @@ type Record struct {
 	// Reason is "isolation"; Policy is the first of them.
 	Isolations []Policy `json:"isolations,omitempty"`
 	Reason     string   `json:"reason,omitempty"`
+	// Service is where the connection was opened to, "namespace/name:port", when
+	// rules are about that Service; Destination is the backend.
+	Service string `json:"service,omitempty"`
 
 	Source      *Endpoint `json:"source,omitempty"`
 	Destination *Endpoint `json:"destination,omitempty"`

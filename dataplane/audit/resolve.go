@@ -2,6 +2,7 @@ package audit
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tierwall/tierwall/classifier"
@@ -25,6 +26,7 @@ type Resolver interface {
 type NodeResolver interface {
 	NodeOf(a flow.Addr) *rule.Node
 	IsVIP(a flow.Addr) bool
+	ServiceOf(via flow.Service) string
 }
 
 // Source is where the writer gets its events and their tables.
@@ -70,6 +72,9 @@ func (b *builder) base(e *dataplane.Event, res Resolver) Record {
 	if int(e.Backend) < len(b.backends) {
 		r.Backend = b.backends[e.Backend]
 	}
+	if n, ok := res.(NodeResolver); ok && !e.Service.IsZero() {
+		r.Service = serviceName(n.ServiceOf(e.Service), e.Service)
+	}
 	if e.Conn != 0 {
 		r.Connection = strconv.FormatUint(e.Conn, 16)
 	}
@@ -80,6 +85,15 @@ func (b *builder) base(e *dataplane.Event, res Resolver) Record {
 		}
 	}
 	return r
+}
+
+// serviceName is "namespace/name:port" for a Service that policy knows by the set
+// "service:namespace/name"; its address and port where it does not.
+func serviceName(set string, via flow.Service) string {
+	if _, name, ok := strings.Cut(set, ":"); ok {
+		return name + ":" + strconv.Itoa(int(via.Port))
+	}
+	return via.String()
 }
 
 func (b *builder) flow(r *Record, k *flow.Key, res Resolver) {

@@ -21,6 +21,10 @@ import (
 type Decider interface {
 	// Lookup decides a connection; the key is in the direction it was opened.
 	Lookup(flow.Key) classifier.Decision
+	// LookupVia decides a connection that was opened to a Service.
+	LookupVia(flow.Key, flow.Service) classifier.Decision
+	// Services returns the Services for which LookupVia may answer otherwise.
+	Services() []classifier.ServicePort
 	// Selected returns the local pods whose traffic needs judging.
 	Selected() []netip.Addr
 	// Locals returns all local pods.
@@ -41,6 +45,7 @@ type Backend struct {
 	table   *kernelTable
 	watch   *watch
 	drivers []*driver
+	tags    *tags
 
 	mu      sync.Mutex // Stats may be asked for while Update or Close runs
 	fw      *firewall
@@ -71,7 +76,7 @@ func New(c Config) (*Backend, error) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	b := &Backend{config: c, ns: netns.None()}
+	b := &Backend{config: c, ns: netns.None(), tags: &tags{}}
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("nfqueue: %w", err), b.release())
 	}
@@ -128,6 +133,7 @@ func (b *Backend) bind() error {
 		if err != nil {
 			return err
 		}
+		d.tags = b.tags
 		b.drivers = append(b.drivers, d)
 	}
 	return nil
@@ -192,7 +198,12 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 	if b.closed {
 		return 0, dataplane.ErrClosed
 	}
-	if err := b.fw.apply(podsOf(t.Selected(), t.Locals(), t.LocalPrefixes())); err != nil {
+	p := podsOf(t.Selected(), t.Locals(), t.LocalPrefixes())
+	var left int
+	if p.services, left = b.tags.assign(t.Services()); left > 0 {
+		b.config.Logger.Error("policies name more Service ports than can be told apart: toServices does not match the rest", "limit", maxTags, "rest", left)
+	}
+	if err := b.fw.apply(p); err != nil {
 		return 0, fmt.Errorf("nfqueue: %w", err)
 	}
 	addrs, named := c.Touched(fewAddrs)
@@ -203,7 +214,7 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("nfqueue: %w", err)
 	}
-	denied := func(k flow.Key) bool {
+	denied := func(k flow.Key, via flow.Service) bool {
 		// what the node itself opened stays, also from an address the
 		// table does not know.
 		if has(own, k.Src) || !c.Affects(k) {
@@ -212,7 +223,7 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 		if src, dst := t.UnknownLocal(k); !b.config.FailOpen && (src || dst && !has(own, k.Dst)) {
 			return true
 		}
-		return t.Lookup(k).Verdict != classifier.Allow
+		return t.LookupVia(k, via).Verdict != classifier.Allow
 	}
 	cut, err = b.table.clear(addrs, denied)
 	if err != nil {
@@ -342,7 +353,7 @@ func Cleanup(m Marks) error {
 	if err := fw.remove(); err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
-	if _, err := table.clear(nil, func(flow.Key) bool { return true }); err != nil {
+	if _, err := table.clear(nil, func(flow.Key, flow.Service) bool { return true }); err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
 	return nil

@@ -82,7 +82,8 @@ type connection struct {
 // clear takes the accept bit from every connection for which denied returns
 // true, and returns how many those were. The key is in the direction the
 // connection was opened, the destination as it is after DNAT and the source as
-// it was before SNAT: what the forward hook saw.
+// it was before SNAT: what the forward hook saw. The Service is where it was opened
+// to, if that was translated.
 //
 // Only connections with one of the addresses at either end are looked at; nil
 // means all. An address costs two walks of the kernel's table: some 10 ms each
@@ -91,7 +92,7 @@ type connection struct {
 //
 // The walk holds no lock. An entry that is added while it runs was judged by
 // whoever judges now.
-func (k *kernelTable) clear(addrs []flow.Addr, denied func(flow.Key) bool) (int, error) {
+func (k *kernelTable) clear(addrs []flow.Addr, denied func(flow.Key, flow.Service) bool) (int, error) {
 	if addrs == nil {
 		return k.clearFound(dumpFilter{}, denied)
 	}
@@ -110,7 +111,7 @@ func (k *kernelTable) clear(addrs []flow.Addr, denied func(flow.Key) bool) (int,
 	return n, nil
 }
 
-func (k *kernelTable) clearFound(filter dumpFilter, denied func(flow.Key) bool) (int, error) {
+func (k *kernelTable) clearFound(filter dumpFilter, denied func(flow.Key, flow.Service) bool) (int, error) {
 	victims, err := k.find(filter, denied)
 	if err != nil {
 		return 0, err
@@ -150,7 +151,7 @@ func sourceIs(tuple uint16, addr netip.Addr) dumpFilter {
 
 // find dumps the connections with the accept bit; the kernel does the filtering,
 // by mark and by the filter.
-func (k *kernelTable) find(filter dumpFilter, denied func(flow.Key) bool) ([]connection, error) {
+func (k *kernelTable) find(filter dumpFilter, denied func(flow.Key, flow.Service) bool) ([]connection, error) {
 	data := append([]byte{filter.family, unix.NFNETLINK_V0, 0, 0}, filter.attrs...)
 	data = appendAttr32(data, ctaMark, k.bit)
 	data = appendAttr32(data, ctaMarkMask, k.bit)
@@ -171,7 +172,7 @@ func (k *kernelTable) find(filter dumpFilter, denied func(flow.Key) bool) ([]con
 			continue
 		}
 		key, ok := e.key()
-		if ok && !denied(key) {
+		if ok && !denied(key, e.via()) {
 			continue
 		}
 		// A connection we cannot read is a connection we cannot allow.
@@ -253,6 +254,14 @@ func (e *entry) key() (flow.Key, bool) {
 		}
 	}
 	return k, k.Valid()
+}
+
+// via returns where the connection was opened to if its destination was translated.
+func (e *entry) via() flow.Service {
+	if !e.orig.proto.HasPorts() || !e.orig.dst.IsValid() || e.orig.dst == e.reply.src && e.orig.dstPort == e.reply.srcPort {
+		return flow.Service{}
+	}
+	return flow.Service{Addr: flow.AddrFrom(e.orig.dst), Port: e.orig.dstPort}
 }
 
 // isEcho reports whether a type's identifier is part of a flow key.

@@ -38,6 +38,14 @@
 // elsewhere; New finds out. Once installed, rules never change, only set elements
 // do: removing a rule's hook drops every packet that waits in a queue.
 //
+// # Services
+//
+// A connection to a Service is judged with the backend as its destination, and rules
+// to Services (rule.PeerService) by where it was opened to. The original destination
+// comes with the packet as a tag in its priority, for the Services that rules name
+// (services.go); that takes Linux 5.18. On older kernels rules to Services match
+// nothing here. Update reads the original destination from the kernel's table.
+//
 // # Refusals
 //
 // For Reject the verdict is "repeat" too, with both of our bits: the rules then
@@ -89,8 +97,7 @@
 //   - Traffic between two pods on one Linux bridge meets the forward hook only
 //     with net.bridge.bridge-nf-call-iptables=1. IPVS moves packets between hooks
 //     before DNAT is visible; egress to a Service is then judged by its virtual
-//     address. Everywhere else it is judged by the backend's: a rule about the
-//     Service's own address (Antrea's toServices) matches nothing here.
+//     address, which suits rules to Services and no others.
 //
 // Not concurrent: Backend's methods belong to one goroutine, a Driver's to its
 // worker's, except Close. Everything happens in the network namespace of the

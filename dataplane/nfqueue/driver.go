@@ -38,6 +38,7 @@ type driver struct {
 	nf     *nfq.Nfqueue
 	raw    syscall.RawConn // keeps the descriptor valid while it is used
 	cancel context.CancelFunc
+	tags   *tags
 	wake   *os.File      // eventfd that ends a waiting Recv
 	done   chan struct{} // closed by Close
 	close  sync.Once
@@ -63,6 +64,7 @@ type driver struct {
 type origin struct {
 	mark    uint32 // the packet mark, our bits cleared
 	hook    uint8
+	tagged  bool // its priority is ours
 	refused bool // Reject was called
 }
 
@@ -104,9 +106,9 @@ func openDriver(c Config, num uint16, nsFD int, f features) (*driver, error) {
 // newDriver returns a driver without a socket.
 func newDriver(c Config, num uint16) *driver {
 	d := &driver{
-		queue: num, marks: c.Marks, log: c.Logger, done: make(chan struct{}),
+		queue: num, marks: c.Marks, tags: &tags{}, log: c.Logger, done: make(chan struct{}),
 		in:  newInbox(int(c.MaxPacketLen) + messageSlack),
-		out: make([]byte, 0, dataplane.BatchSize*verdictMarkLen),
+		out: make([]byte, 0, dataplane.BatchSize*verdictMaxLen),
 	}
 	d.receive, d.send = d.receiveFrom, d.sendTo
 	return d
@@ -234,13 +236,16 @@ func (d *driver) failed(errno unix.Errno) {
 }
 
 func (d *driver) fill(b *dataplane.Batch, q *queued) {
-	d.held[b.N] = origin{mark: q.mark &^ (d.marks.Accept | d.marks.Reply), hook: q.hook}
+	d.held[b.N] = origin{mark: q.mark &^ (d.marks.Accept | d.marks.Reply), hook: q.hook, tagged: isTag(q.prio)}
 	d.ids[b.N] = q.id
 	b.Packets[b.N] = dataplane.Packet{
 		Frame: q.payload, Length: q.length, ID: q.id, Device: q.device,
 		Reply:  q.mark&d.marks.Reply != 0,
 		Final:  true,
 		ToHost: q.hook == unix.NF_INET_LOCAL_IN,
+	}
+	if isTag(q.prio) {
+		b.Packets[b.N].Service = d.tags.service(q.prio)
 	}
 	b.N++
 }

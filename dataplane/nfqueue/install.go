@@ -21,7 +21,8 @@ const elementsPerMessage = 1000
 // firewall is our table in the kernel.
 type firewall struct {
 	conn     *nftables.Conn
-	port     uint32 // of conn: who changed something
+	nl       *netlink.Conn // of conn
+	port     uint32        // of conn: who changed something
 	config   Config
 	features features
 	table    *nftables.Table
@@ -35,6 +36,8 @@ type pods struct {
 	// local in the kernel's form: a range starts at one element and ends before
 	// the next.
 	local [2][]nftables.SetElement // per family
+	// services are the tags of Services that rules name.
+	services map[serviceKey]uint32
 }
 
 func noPods() pods {
@@ -124,6 +127,7 @@ func connectFirewall(c Config, nsFD int) (*firewall, error) {
 		// A transaction is one message to the kernel, with one answer per part:
 		// a full restore of a large node must fit both ways.
 		nftables.WithSockOptions(func(nl *netlink.Conn) (err error) {
+			f.nl = nl
 			f.port, err = portOf(nl)
 			return errors.Join(err, nl.SetWriteBuffer(4<<20), nl.SetReadBuffer(4<<20))
 		}))
@@ -212,7 +216,8 @@ func (f *firewall) open() error {
 	return f.install()
 }
 
-// create replaces the table; nothing is changed on error. The counters go on.
+// create replaces the table; nothing is changed on error, but that rules to Services
+// may have no effect. The counters go on.
 func (f *firewall) create(p pods) error {
 	if _, err := f.counters(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
@@ -245,7 +250,10 @@ func (f *firewall) create(p pods) error {
 			})
 		}
 	}
-	return f.conn.Flush()
+	if err := f.conn.Flush(); err != nil {
+		return err
+	}
+	return f.addServiceRules()
 }
 
 // set returns one of our sets.
@@ -262,7 +270,7 @@ func sets(t *nftables.Table) (all []*nftables.Set) {
 	for _, name := range []string{setSelected, setFree, setLocal} {
 		all = append(all, set(t, name, ipv4), set(t, name, ipv6))
 	}
-	return all
+	return append(all, serviceMap(t, ipv4), serviceMap(t, ipv6))
 }
 
 // present reports whether our table is in the kernel.
@@ -386,6 +394,9 @@ func (f *firewall) change(t *nftables.Table, old, p pods) error {
 					return err
 				}
 			}
+		}
+		if err := f.changeServices(serviceMap(t, v), v, old.services, p.services); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -72,6 +72,12 @@ func (j *judge) Lookup(k flow.Key) classifier.Decision {
 	return classifier.Decision{}
 }
 
+// LookupVia implements Decider.
+func (j *judge) LookupVia(k flow.Key, _ flow.Service) classifier.Decision { return j.Lookup(k) }
+
+// Services implements Decider.
+func (j *judge) Services() []classifier.ServicePort { return nil }
+
 // Selected implements Decider.
 func (j *judge) Selected() []netip.Addr { return j.selected }
 

@@ -21,6 +21,7 @@ const (
 	nfqaInDev     = 5  // u32
 	nfqaOutDev    = 6  // u32
 	nfqaPayload   = 10 // the packet from its IP header on, cut short
+	nfqaPriority  = 21 // u32, Linux 5.18; not there if it is zero
 	nfqaCapLen    = 13 // u32: its true length, if it was cut short
 
 	packetHdrLen = 7
@@ -38,6 +39,7 @@ type queued struct {
 	payload []byte
 	id      uint32
 	mark    uint32
+	prio    uint32 // see services.go
 	length  uint32 // true length; 0 = len(payload)
 	device  int32  // ifindex, the incoming one if there is one
 	hook    uint8  // NF_INET_*
@@ -92,6 +94,8 @@ func (q *queued) decode(b []byte) bool {
 		case len(v) != 4:
 		case typ == nfqaMark:
 			q.mark = binary.BigEndian.Uint32(v)
+		case typ == nfqaPriority:
+			q.prio = binary.BigEndian.Uint32(v)
 		case typ == nfqaInDev:
 			in = binary.BigEndian.Uint32(v)
 		case typ == nfqaOutDev:

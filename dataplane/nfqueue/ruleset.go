@@ -92,8 +92,14 @@ func ruleset(c Config, f features) []chain {
 		mine = append([]ruleSpec{{"userspace refuses it", join(markIs(ours, ours), gotoChain("refuse"))}}, mine...)
 	}
 	chains = append(chains, []chain{
+		// Filled by addServiceRules.
+		{name: chainService + ipv4.suffix},
+		{name: chainService + ipv6.suffix},
 		{name: "judge", rules: []ruleSpec{
 			{"bits of other software are no verdict", setMark(^ours, 0)},
+			{"nor is a priority like ours a Service", join(priorityIsTag(), setPriority(0))},
+			{"tell userspace which Service it was, IPv4", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV4), jumpChain(chainService+ipv4.suffix))},
+			{"tell userspace which Service it was, IPv6", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV6), jumpChain(chainService+ipv6.suffix))},
 			{"tell userspace the direction", join(ctDirection(reply), setMark(^uint32(0), c.Marks.Reply))},
 			{"ask userspace", join(count(counterQueued), queue(c, f))},
 		}},
@@ -321,6 +327,10 @@ func count(name string) []expr.Any {
 }
 
 func verdict(k expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: k}} }
+
+func jumpChain(name string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: name}}
+}
 
 func gotoChain(name string) []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: name}}

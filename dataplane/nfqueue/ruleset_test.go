@@ -121,13 +121,13 @@ func renderExpr(e expr.Any) string {
 	}
 	switch e := e.(type) {
 	case *expr.Meta:
-		key := map[expr.MetaKey]string{expr.MetaKeyMARK: "mark", expr.MetaKeyNFPROTO: "nfproto", expr.MetaKeyL4PROTO: "l4proto", expr.MetaKeyIIFTYPE: "iiftype"}[e.Key]
+		key := map[expr.MetaKey]string{expr.MetaKeyMARK: "mark", expr.MetaKeyNFPROTO: "nfproto", expr.MetaKeyL4PROTO: "l4proto", expr.MetaKeyIIFTYPE: "iiftype", expr.MetaKeyPRIORITY: "priority"}[e.Key]
 		if e.SourceRegister {
 			return fmt.Sprintf("meta set %s reg%d", key, e.Register)
 		}
 		return fmt.Sprintf("meta load %s reg%d", key, e.Register)
 	case *expr.Ct:
-		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction", expr.CtKeySTATE: "state"}[e.Key]
+		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction", expr.CtKeySTATE: "state", expr.CtKeySTATUS: "status"}[e.Key]
 		if e.SourceRegister {
 			return fmt.Sprintf("ct set %s reg%d", key, e.Register)
 		}
@@ -145,6 +145,8 @@ func renderExpr(e expr.Any) string {
 			return fmt.Sprintf("lookup reg%d not @%s", e.SourceRegister, e.SetName)
 		}
 		return fmt.Sprintf("lookup reg%d @%s", e.SourceRegister, e.SetName)
+	case *expr.Immediate:
+		return fmt.Sprintf("reg%d = %s", e.Register, hex(e.Data))
 	case *expr.Fib:
 		if !e.FlagSADDR || !e.ResultADDRTYPE {
 			return fmt.Sprintf("fib %+v", *e)
@@ -167,6 +169,8 @@ func renderExpr(e expr.Any) string {
 		switch e.Kind {
 		case expr.VerdictAccept:
 			return "accept"
+		case expr.VerdictJump:
+			return "jump " + e.Chain
 		case expr.VerdictGoto:
 			return "goto " + e.Chain
 		}

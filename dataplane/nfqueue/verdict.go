@@ -20,6 +20,7 @@ const (
 
 	verdictLen     = 16 + 4 + 4 + 8 // nlmsghdr, nfgenmsg, attribute, verdict and id
 	verdictMarkLen = verdictLen + 4 + 4
+	verdictMaxLen  = verdictMarkLen + 4 + 4
 )
 
 // appendVerdict appends one verdict message; the packet mark becomes mark if
@@ -66,6 +67,7 @@ func appendVerdict(buf []byte, queue uint16, id, verdict, mark uint32, setMark b
 func appendBatch(buf []byte, queue uint16, b *dataplane.Batch, held *[dataplane.BatchSize]origin, m Marks) []byte {
 	for i := range b.Packets[:b.N] {
 		p, o := &b.Packets[i], &held[i]
+		begin := len(buf)
 		switch {
 		case o.refused:
 			buf = appendVerdict(buf, queue, p.ID, nfRepeat, o.mark|m.Accept|m.Reply, true)
@@ -79,6 +81,19 @@ func appendBatch(buf []byte, queue uint16, b *dataplane.Batch, held *[dataplane.
 		default:
 			buf = appendVerdict(buf, queue, p.ID, nfRepeat, o.mark|m.Accept, true)
 		}
+		if o.tagged {
+			buf = withoutPriority(buf, begin)
+		}
 	}
+	return buf
+}
+
+// withoutPriority adds to the verdict message at begin, the last one in buf, that
+// the packet's priority becomes 0: our tag ends here.
+func withoutPriority(buf []byte, begin int) []byte {
+	buf = binary.NativeEndian.AppendUint16(buf, 4+4)
+	buf = binary.NativeEndian.AppendUint16(buf, nfqaPriority)
+	buf = binary.BigEndian.AppendUint32(buf, 0)
+	binary.NativeEndian.PutUint32(buf[begin:], uint32(len(buf)-begin))
 	return buf
 }

@@ -77,7 +77,7 @@ func SetNames(set *rule.Set) []string {
 	var names []string
 	for i := range set.Rules {
 		for j := range set.Rules[i].Peers {
-			if p := &set.Rules[i].Peers[j]; p.Kind == rule.PeerSet {
+			if p := &set.Rules[i].Peers[j]; p.Kind == rule.PeerSet || p.Kind == rule.PeerService {
 				names = append(names, p.Set)
 			}
 		}

@@ -184,7 +184,7 @@ func (d *resolver) concerns(r *rule.Rule, pod *rule.Endpoint, s server) bool {
 				return allow || p.Block.Prefix.Bits() == 0 && !p.Block.NoPods
 			}
 			return !p.Block.NoPods && p.Block.Contains(s.addr)
-		case rule.PeerSet:
+		case rule.PeerSet, rule.PeerService:
 			return (allow || r.Action == rule.Skip) && !inventory.LearntSet(p.Set)
 		}
 		return false

@@ -58,6 +58,8 @@ func (c *checker) hides(q *rule.Rule, at int, r *rule.Rule) bool {
 		return false
 	case q.Order.Band == r.Order.Band && !ordered(q.Order.Band) && q.Action == r.Action:
 		return false // they say the same and have no order: nothing to change
+	case r.ToServices() && !q.ToServices() && !slices.Contains(q.L4, rule.AnyL4):
+		return false // the ports of a Service are not those of its pods
 	case !coversL4(q.L4, r.L4) || !coversPeers(q.Peers, r.Peers):
 		return false
 	}
@@ -209,7 +211,7 @@ func coversPeer(a, b *rule.Peer) bool {
 		return (a.Relation.IsZero() || a.Relation.String() == b.Relation.String()) && coversPods(&a.Pods, &b.Pods)
 	case rule.PeerBlock:
 		return coversBlock(a.Block, b.Block)
-	case rule.PeerSet:
+	case rule.PeerSet, rule.PeerService:
 		return a.Set == b.Set
 	}
 	return false

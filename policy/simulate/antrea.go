@@ -283,18 +283,19 @@ func (s *Simulator) antreaPeers(c *connection, d flow.Direction, subject *invent
 	return len(peers) == 0 || slices.ContainsFunc(peers, func(p antrea.Peer) bool { return s.antreaPeer(c.peer(d), subject, r, &p) })
 }
 
-// antreaService: ClusterIP, port and protocol of the Service (S2-98, S2-101).
+// antreaService: ClusterIP, port and protocol of the Service (S2-98, S2-101), by
+// where the connection was opened to.
 func (s *Simulator) antreaService(c *connection, r *antreaRule, t *antrea.PeerService) bool {
 	namespace := t.Namespace
 	if namespace == "" && !r.cluster {
 		namespace = r.obj.Namespace
 	}
 	for _, svc := range s.inv.Services {
-		if svc.Namespace != namespace || svc.Name != t.Name || !slices.Contains(svc.ClusterIPs, c.dst.addr) {
+		if svc.Namespace != namespace || svc.Name != t.Name || !slices.Contains(svc.ClusterIPs, c.openedTo) {
 			continue
 		}
 		for _, p := range svc.Ports {
-			if cmp.Or(p.Proto, "TCP") == c.key.Proto.String() && p.Port == c.key.DstPort {
+			if cmp.Or(p.Proto, "TCP") == c.key.Proto.String() && p.Port == c.openedPort {
 				return true
 			}
 		}

@@ -93,19 +93,20 @@ func agree(t *testing.T, r *rand.Rand, m mix, n int, seen richness) {
 	stricter.Resolve(names)
 	for range n {
 		k := randomKey(r, inv)
-		want, err := sim.Evaluate(k)
+		via := randomService(r, inv, k)
+		want, err := sim.EvaluateVia(k, via)
 		if err != nil {
 			t.Errorf("%s: %v", k, err)
 			return
 		}
-		would, err := stricter.Evaluate(k)
+		would, err := stricter.EvaluateVia(k, via)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rules := oracle.Evaluate(&set, world, k)
-		fast := table.Lookup(k)
+		rules := oracle.EvaluateVia(&set, world, k, via)
+		fast := table.LookupVia(k, via)
 		if rules.Verdict != want.Verdict || fast.Verdict != want.Verdict {
-			t.Errorf("%s: simulate %s, oracle %s, table %s", k, want.Verdict, rules.Verdict, fast.Verdict)
+			t.Errorf("%s via %s: simulate %s, oracle %s, table %s", k, via, want.Verdict, rules.Verdict, fast.Verdict)
 		}
 		for _, d := range flow.Directions {
 			s, w, o, id := &want.Egress, &would.Egress, rules.Direction(d), fast.Egress
@@ -125,6 +126,21 @@ func agree(t *testing.T, r *rand.Rand, m mix, n int, seen richness) {
 		seen.count(flow.Egress, objs, &want.Egress, &rules.Egress)
 		seen.count(flow.Ingress, objs, &want.Ingress, &rules.Ingress)
 	}
+}
+
+// randomService draws the Service a connection was opened to, as the proxy knows
+// it: an address and port some Service has.
+func randomService(r *rand.Rand, inv *inventory.Snapshot, k flow.Key) flow.Service {
+	if !k.Proto.HasPorts() || len(inv.Services) == 0 || chance(r, 2) {
+		return flow.Service{}
+	}
+	svc := pick(r, inv.Services)
+	for _, a := range svc.ClusterIPs {
+		if a.Is4() == k.Dst.Is4() && len(svc.Ports) > 0 {
+			return flow.Service{Addr: flow.AddrFrom(a), Port: pick(r, svc.Ports).Port}
+		}
+	}
+	return flow.Service{}
 }
 
 // differ reports answers that are not all the same in everything.

@@ -138,7 +138,11 @@ func New(objs []*api.Object, inv *inventory.Snapshot, node string) (*Simulator, 
 
 // Evaluate decides a connection, given in the direction it is opened. Addresses
 // are those after the Service proxy has chosen a backend.
-func (s *Simulator) Evaluate(k flow.Key) (Result, error) {
+func (s *Simulator) Evaluate(k flow.Key) (Result, error) { return s.EvaluateVia(k, flow.Service{}) }
+
+// EvaluateVia decides a connection that was opened to via, of which the Service
+// proxy made k. Zero: it was opened to k.
+func (s *Simulator) EvaluateVia(k flow.Key, via flow.Service) (Result, error) {
 	src, err := s.lookup(k.Src.Netip())
 	if err != nil {
 		return Result{}, err
@@ -147,7 +151,10 @@ func (s *Simulator) Evaluate(k flow.Key) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	c := connection{key: k, src: src, dst: dst}
+	c := connection{key: k, src: src, dst: dst, openedTo: dst.addr, openedPort: k.DstPort}
+	if !via.IsZero() {
+		c.openedTo, c.openedPort = via.Addr.Netip(), via.Port
+	}
 	r := Result{Egress: s.side(&c, flow.Egress), Ingress: s.side(&c, flow.Ingress)}
 	// A connection needs both sides' consent (S0-11).
 	r.Verdict = r.Egress.Verdict
@@ -194,6 +201,9 @@ func (s *Simulator) lookup(a netip.Addr) (party, error) {
 type connection struct {
 	key      flow.Key
 	src, dst party
+	// Where the source sent it, before the Service proxy chose a backend.
+	openedTo   netip.Addr
+	openedPort uint16
 }
 
 // peer returns the other side as a subject of direction d sees it.

@@ -83,7 +83,22 @@ func randomRule(r *rand.Rand, band rule.Band, i int) rule.Rule {
 	if len(ru.L4) == 0 && !chance(r, 8) {
 		ru.L4 = []rule.L4{rule.AnyL4}
 	}
+	if d == flow.Egress && chance(r, 5) {
+		toServices(r, &ru)
+	}
 	return ru
+}
+
+// toServices makes a rule one to Services.
+func toServices(r *rand.Rand, ru *rule.Rule) {
+	ru.Peers, ru.L4 = nil, nil
+	for range 1 + r.IntN(2) {
+		ru.Peers = append(ru.Peers, rule.Peer{Kind: rule.PeerService, Set: pick(r, []string{"service", "service", "mixed", "missing"})})
+	}
+	for range r.IntN(8) / 2 { // none, too
+		port := pick(r, portNums)
+		ru.L4 = append(ru.L4, rule.L4{Proto: pick(r, protos[:2]), Ports: rule.PortRange{First: port, Last: port}, SrcPorts: rule.AllPorts})
+	}
 }
 
 func randomStage(r *rand.Rand) rule.Stage {

@@ -145,6 +145,7 @@ func randomWorld(r *rand.Rand) *rule.World {
 			w.Sets["nodes"] = append(w.Sets["nodes"], netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
+	w.Sets["service"] = prefixes("10.96.0.1/32", "fd96::1/128")
 	w.Sets["outside"] = prefixes("192.0.2.1/32", "2001:db8::1/128")
 	for range 1 + r.IntN(3) {
 		w.Sets["mixed"] = append(w.Sets["mixed"], pick(r, blocks))
@@ -180,6 +181,22 @@ func RandomKey(r *rand.Rand, w *rule.World) flow.Key {
 		k.SrcPort = uint16(r.IntN(2)) // echo identifier
 	}
 	return k
+}
+
+// RandomService draws where k, a random key, was opened to; often nowhere else.
+func RandomService(r *rand.Rand, w *rule.World, k flow.Key) flow.Service {
+	s := flow.Service{Port: pick(r, portNums)}
+	switch {
+	case !k.Proto.HasPorts() || chance(r, 4):
+		return flow.Service{}
+	case chance(r, 3):
+		s.Addr = randomAddr(r, w, k.Dst.Is4())
+	case k.Dst.Is4():
+		s.Addr = flow.AddrFrom(netip.MustParseAddr("10.96.0.1"))
+	default:
+		s.Addr = flow.AddrFrom(netip.MustParseAddr("fd96::1"))
+	}
+	return s
 }
 
 // icmpType draws echo request or reply of the protocol.

@@ -138,7 +138,7 @@ func (s *server) flow(backend string, rec *conntrack.Record, inForce *classifier
 	d := classifier.Decision{Egress: classifier.OutcomeID(rec.Egress), Ingress: classifier.OutcomeID(rec.Ingress)}
 	if t == nil && inForce != nil {
 		t, f.Rejudged = inForce, true
-		d = t.Lookup(*k)
+		d = t.LookupVia(*k, rec.Service)
 	}
 	f.Source, f.Destination = endpoint(t, k.Src), endpoint(t, k.Dst)
 	switch {

@@ -16,7 +16,10 @@ type Explanation struct {
 	ToIP   string `json:"toIP"`
 	Family int    `json:"family"` // 4 or 6
 	Packet string `json:"packet"` // the first packet that was judged, as text
-	Trace  Trace  `json:"trace"`
+	// Via is the address and port of the Service the connection was opened to, by
+	// which rules to Services judge it; absent when it was opened to the destination.
+	Via   string `json:"via,omitempty"`
+	Trace Trace  `json:"trace"`
 }
 
 // Trace has the bands of both directions, in the order they were evaluated.
@@ -70,14 +73,14 @@ func Explain(t *classifier.Table, from, to Target, p Port, family Family) (Expla
 	if !ok {
 		return Explanation{}, noFamily(from, to, family)
 	}
-	return explain(t, from.Name, to.Name, src, dst, p), nil
+	return explain(t, from.Name, to.Name, src, dst, p, flow.Service{}), nil
 }
 
-func explain(t *classifier.Table, from, to string, src, dst netip.Addr, p Port) Explanation {
+func explain(t *classifier.Table, from, to string, src, dst netip.Addr, p Port, via flow.Service) Explanation {
 	f, k := question(t, from, to, src, dst, p)
-	tr := t.Explain(k)
+	tr := t.ExplainVia(k, via)
 	fill(t, &f, tr.Decision)
-	e := Explanation{Flow: f, FromIP: src.String(), ToIP: dst.String(), Family: 6, Packet: k.String()}
+	e := Explanation{Flow: f, FromIP: src.String(), ToIP: dst.String(), Family: 6, Packet: k.String(), Via: via.String()}
 	if src.Is4() {
 		e.Family = 4
 	}
@@ -100,7 +103,13 @@ func ExplainService(t *classifier.Table, from, to Target, p Port, family Family)
 		if !ok {
 			continue // kube-proxy programs backends of the connection's family only
 		}
-		e := explain(t, from.Name, PodName(b.Pod), src, dst, b.Port)
+		via := flow.Service{Port: servicePort(to.Service, p)}
+		if vip, ok := first(to.Service.ClusterIPs, src.Is4()); ok {
+			via.Addr = flow.AddrFrom(vip)
+		} else {
+			via = flow.Service{} // headless: the pods' own addresses are used
+		}
+		e := explain(t, from.Name, PodName(b.Pod), src, dst, b.Port, via)
 		if out.Verdict == "" {
 			out.Verdict = e.Verdict
 		} else if out.Verdict != e.Verdict {

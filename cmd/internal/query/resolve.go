@@ -156,6 +156,16 @@ func Backends(w *rule.World, s *inventory.Service, p Port) ([]Backend, error) {
 	return out, nil
 }
 
+// servicePort returns the number a client uses; 0 when the Service has no such port.
+func servicePort(s *inventory.Service, p Port) uint16 {
+	for _, sp := range s.Ports {
+		if sp.Proto == p.Proto.String() && (p.Name != "" && sp.Name == p.Name || p.Name == "" && sp.Port == p.Number) {
+			return sp.Port
+		}
+	}
+	return 0
+}
+
 func targetPort(s *inventory.Service, name string, p Port) (Port, error) {
 	var declared []string
 	for _, sp := range s.Ports {

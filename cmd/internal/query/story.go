@@ -23,7 +23,11 @@ func WriteExplanation(w io.Writer, s cli.Style, e *Explanation, full bool) error
 	case e.Packet != "" && strings.HasSuffix(e.Packet, ":0"):
 		b.WriteString(" (the destination has no such port)")
 	}
-	fmt.Fprintf(&b, "  IPv%d\n", e.Family)
+	fmt.Fprintf(&b, "  IPv%d", e.Family)
+	if e.Via != "" {
+		fmt.Fprintf(&b, ", opened to %s", e.Via)
+	}
+	b.WriteByte('\n')
 	writeSide(&b, s, "egress of "+e.From, &e.Egress, e.Trace.Egress, e.Trace.EgressOthers, full)
 	writeSide(&b, s, "ingress of "+e.To, &e.Ingress, e.Trace.Ingress, e.Trace.IngressOthers, full)
 	_, err := io.WriteString(w, b.String())

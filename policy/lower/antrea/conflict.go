@@ -214,7 +214,7 @@ func (s *search) candidates(a, b *rule.Rule) (pods, outside []candidate) {
 			case rule.PeerBlock:
 				pods = s.pods
 				add(p.Block.Prefix.Addr())
-			case rule.PeerSet:
+			case rule.PeerSet, rule.PeerService:
 				pods = s.pods
 				for _, prefix := range s.world.Sets[p.Set] {
 					add(prefix.Addr())
@@ -281,7 +281,7 @@ func (s *search) peerMatches(r *rule.Rule, subject *rule.Endpoint, peer *candida
 			if p.Block.Contains(addr) {
 				return true
 			}
-		case rule.PeerSet:
+		case rule.PeerSet, rule.PeerService:
 			if slices.ContainsFunc(s.world.Sets[p.Set], func(x netip.Prefix) bool { return x.Contains(addr) }) {
 				return true
 			}

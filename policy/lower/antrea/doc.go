@@ -49,8 +49,6 @@
 //
 //	appliedTo service, nodeSelector; external entities; ClusterSet scope;
 //	l7Protocols                     refused
-//	toServices                      matches ClusterIPs; a node whose Service proxy
-//	                                replaces them first leaves nothing to match
 //	igmp in ingress                 queries are sent to a group, not to a pod
 //	igmp version 3 with a group     the group is inside the message
 //

@@ -172,7 +172,7 @@ func (l *lowering) services(path string, refs []antreaapi.PeerService) []match {
 	var out []match
 	for i := range refs {
 		at, namespace := kube.At(path, i), cmp.Or(refs[i].Namespace, l.Object.Namespace)
-		m := match{peers: []rule.Peer{{Kind: rule.PeerSet, Set: inventory.ServiceSet(namespace, refs[i].Name)}}}
+		m := match{peers: []rule.Peer{{Kind: rule.PeerService, Set: inventory.ServiceSet(namespace, refs[i].Name)}}}
 		switch svc := l.cluster.inv.Service(namespace, refs[i].Name); {
 		case svc == nil:
 			l.Warn(at, fmt.Sprintf("there is no Service %s/%s: the entry matches nothing", namespace, refs[i].Name), "")

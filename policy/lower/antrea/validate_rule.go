@@ -67,9 +67,6 @@ func (v *checker) services(path string, r *antreaapi.Rule) {
 			v.Error(at+".namespace", "namespace is missing", "")
 		}
 	}
-	// S2-102: said, not silently ignored.
-	v.Warn(path+".toServices", "matches packets still addressed to the Service's ClusterIP: where the node replaces that address before Tierwall sees the packet, the rule matches nothing",
-		"to decide about the pods behind the Service, use a group with a serviceReference")
 }
 
 func (v *checker) scope(path, scope string) {
