@@ -531,19 +531,24 @@ func TestReadersDuringUpdates(t *testing.T) {
 			said  string
 		}
 		var stop atomic.Bool
-		var wg sync.WaitGroup
+		var wg, reading sync.WaitGroup
 		samples := make([][]sample, 4)
+		reading.Add(len(samples))
 		for i := range samples {
 			wg.Go(func() {
 				for n := i; !stop.Load(); n++ {
+					if n == i+1 {
+						reading.Done()
+					}
 					table, k := l.Table(), keys[n%len(keys)]
 					said := answer(table, k)
-					if n%97 == 0 && len(samples[i]) < 400 {
+					if (n-i)%97 == 0 && len(samples[i]) < 400 {
 						samples[i] = append(samples[i], sample{table, k, said})
 					}
 				}
 			})
 		}
+		reading.Wait()
 		truth := map[uint64]*model{1: m.clone()}
 		for range 120 {
 			d := randomDelta(r, m)
@@ -563,8 +568,8 @@ func TestReadersDuringUpdates(t *testing.T) {
 				checked++
 			}
 		}
-		if checked == 0 {
-			t.Error("no reader got an answer")
+		if checked < len(samples) {
+			t.Errorf("%d answers of %d readers", checked, len(samples))
 		}
 	}
 }
