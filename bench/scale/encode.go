@@ -36,7 +36,6 @@ type resource struct {
 	objects map[string]*entry // by namespace/name
 	log     []event           // since the start
 	news    chan struct{}     // closed and replaced with every event
-	watches int
 }
 
 // entry is an object as it goes over the wire.

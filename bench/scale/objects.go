@@ -130,7 +130,7 @@ func (c *simulated) apply(doc string) error {
 	u.SetGeneration(1)
 	u.SetManagedFields([]metav1.ManagedFieldsEntry{{
 		Manager: "kubectl-client-side-apply", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: u.GetAPIVersion(), Time: &created,
-		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(policyFields)},
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(policyFields),
 	}})
 	u.SetAnnotations(map[string]string{corev1.LastAppliedConfigAnnotation: string(b)})
 	gv, err := schema.ParseGroupVersion(u.GetAPIVersion())
@@ -153,7 +153,7 @@ func uid(i, kind int) types.UID { return types.UID(fmt.Sprintf("%08x-0000-4000-8
 func managed(manager, subresource, fields string) metav1.ManagedFieldsEntry {
 	return metav1.ManagedFieldsEntry{
 		Manager: manager, Subresource: subresource, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &created,
-		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
 	}
 }
 

@@ -68,7 +68,7 @@ func (r *Rule) validateServices() error {
 	}
 	for i := range r.Peers {
 		if r.Peers[i].Kind != PeerService {
-			return errors.New("Services together with other peers")
+			return errors.New("rule to Services has other peers, too")
 		}
 	}
 	for _, l := range r.L4 {

@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"time"
@@ -49,7 +50,7 @@ func parse(b []byte) (m message, ok bool) {
 	if err != nil {
 		return m, false
 	}
-	if _, err := p.Question(); err != dnsmessage.ErrSectionDone {
+	if _, err := p.Question(); !errors.Is(err, dnsmessage.ErrSectionDone) {
 		return m, false
 	}
 	m = message{id: h.ID, response: h.Response, question: question{lower(q.Name), q.Type, q.Class}}

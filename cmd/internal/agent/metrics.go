@@ -24,7 +24,7 @@ func (d *daemon) serveMetrics(ctx context.Context) {
 		c.Audit = d.audit
 	}
 	c.Names = func() metrics.Names {
-		return metrics.Names{Known: d.learner.Names.Stats(), Observed: d.learner.observer.Stats()}
+		return metrics.Names{Known: d.learner.Stats(), Observed: d.learner.observer.Stats()}
 	}
 	if d.cluster != nil {
 		c.Source = d.cluster.source.Status
