@@ -11,7 +11,7 @@ import (
 // are what others look for.
 func TestRun(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes ten seconds")
+		t.Skip("-short: a run takes ten seconds")
 	}
 	var out bytes.Buffer
 	if err := Run(t.Context(), &out, "json", Options{Dir: t.TempDir(), Rounds: 1, Seconds: 0.5, Sources: 5}); err != nil {

@@ -65,7 +65,7 @@ var remove = func() {}
 func quick(t *testing.T, name string, more ...string) *Report {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("a run of the benchmark takes 15 s")
+		t.Skip("-short: a run of the benchmark takes 15 s")
 	}
 	nstest.Need(t, needs)
 	daemon, err := daemon()
