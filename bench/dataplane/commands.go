@@ -50,6 +50,11 @@ nf_tables. Progress goes to standard error.`,
 					return fmt.Errorf("--subjects %s: want some of %q", s, allSubjects)
 				}
 			}
+			for _, m := range c.Measurements {
+				if !slices.Contains(allMeasurements, m) {
+					return fmt.Errorf("--measurements %s: want some of %q", m, allMeasurements)
+				}
+			}
 			if c.Rounds < 0 || c.Window < 0 {
 				return errors.New("--rounds and --window: want positive values")
 			}
@@ -87,6 +92,9 @@ nf_tables. Progress goes to standard error.`,
 	f.DurationVar(&c.Patience, "patience", 30*time.Second, "how long to wait, in all, for moments in which nobody else uses the machine")
 	f.DurationVar(&c.Window, "window", 0, "length of one measurement; 0 is the command's default")
 	f.StringSliceVar(&c.Subjects, "subjects", nil, fmt.Sprintf("some of %q", allSubjects))
+	if name == "dataplane" {
+		f.StringSliceVar(&c.Measurements, "measurements", nil, fmt.Sprintf("some of %q", allMeasurements))
+	}
 	f.StringVar(&c.Daemon, "daemon", "", "tierwalld to measure; default: built from this module")
 	return cmd
 }

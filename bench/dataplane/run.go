@@ -58,13 +58,14 @@ func baseOf(measurement, subject string) string {
 
 // Config is what the command line says. Progress must be set.
 type Config struct {
-	Rounds   int           // 0 = the command's default
-	Window   time.Duration // of one measurement; 0 = the command's default
-	Subjects []string      // nil = the command's default
-	Daemon   string        // path of tierwalld; "" = build it
-	Quick    bool          // shorter and fewer: proves that it works, not how fast
-	Patience time.Duration // to wait, in all, for moments in which nobody else uses the machine
-	Progress io.Writer
+	Rounds       int           // 0 = the command's default
+	Window       time.Duration // of one measurement; 0 = the command's default
+	Subjects     []string      // nil = the command's default
+	Measurements []string      // of the dataplane run; nil = all
+	Daemon       string        // path of tierwalld; "" = build it
+	Quick        bool          // shorter and fewer: proves that it works, not how fast
+	Patience     time.Duration // to wait, in all, for moments in which nobody else uses the machine
+	Progress     io.Writer
 }
 
 func (c *Config) fill(rounds int, window time.Duration, subjects []string) {
@@ -136,6 +137,9 @@ type sample struct{ value, p50, p999 float64 }
 // Dataplane measures every subject. It takes under four minutes by default.
 func Dataplane(ctx context.Context, c Config) (rep *Report, err error) {
 	c.fill(7, 500*time.Millisecond, allSubjects)
+	if c.Measurements == nil {
+		c.Measurements = allMeasurements
+	}
 	s, err := begin(ctx, c, "dataplane")
 	if err != nil {
 		return nil, err
@@ -165,7 +169,7 @@ func Dataplane(ctx context.Context, c Config) (rep *Report, err error) {
 	}
 	for round := range s.Rounds {
 		s.round()
-		for _, m := range allMeasurements {
+		for _, m := range c.Measurements {
 			c.say("round %d of %d, %.0f s: %s", round+1, c.Rounds, time.Since(s.began).Seconds(), m)
 			for i := range all {
 				// A different one goes first each round: no subject profits from
@@ -227,7 +231,7 @@ func best(measurement string, values []float64) float64 {
 // collect turns samples into results.
 func (s *session) collect(all []*bench) {
 	value := func(x sample) float64 { return x.value }
-	for _, m := range allMeasurements {
+	for _, m := range s.Measurements {
 		for _, b := range all {
 			v := b.values(m, value)
 			sp := spread(v)
