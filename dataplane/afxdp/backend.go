@@ -342,46 +342,6 @@ func (b *Backend) detachTCX(index int, ln link.Link, at ebpf.AttachType) error {
 	return errors.Join(b.pins.drop(pinName(index, at)), ln.Close())
 }
 
-// Stats implements dataplane.Backend.
-func (b *Backend) Stats() dataplane.BackendStats {
-	var s dataplane.BackendStats
-	err := b.thread.do(func() error {
-		if s = b.final; !b.closed {
-			s = b.stats()
-		}
-		return nil
-	})
-	if err != nil { // the thread ended with Close, which set final before
-		return b.final
-	}
-	return s
-}
-
-func (b *Backend) stats() dataplane.BackendStats {
-	s := dataplane.BackendStats{
-		Bypassed: b.count(countHit),
-		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
-			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
-		Upcalls: b.count(countUpcall),
-	}
-	if b.driver != nil {
-		s.Overflow = b.driver.lostPackets() + b.pair.lost()
-	}
-	return s
-}
-
-// count sums a counter over the CPUs, since New.
-func (b *Backend) count(which uint32) (total uint64) {
-	var perCPU []uint64
-	if err := b.objects.Counters.Lookup(which, &perCPU); err != nil {
-		return 0
-	}
-	for _, n := range perCPU {
-		total += n
-	}
-	return total - b.base[which]
-}
-
 // releaseWait bounds the wait for a worker that holds a batch while the backend
 // closes.
 const releaseWait = 2 * time.Second

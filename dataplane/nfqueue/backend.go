@@ -47,13 +47,14 @@ type Backend struct {
 	drivers []*driver
 	tags    *tags
 
-	mu      sync.Mutex // Stats may be asked for while Update or Close runs
-	fw      *firewall
-	stats   dataplane.BackendStats
-	losses  *queueLosses
-	base    map[string]uint64 // the kernel's counters when we began
-	unheard uint64            // packets that met a queue without listener
-	closed  bool
+	mu       sync.Mutex // Stats may be asked for while Update or Close runs
+	fw       *firewall
+	stats    dataplane.BackendStats
+	bypassed uint64 // packets of accepted connections, see refresh
+	losses   *queueLosses
+	base     map[string]uint64 // the kernel's counters when we began
+	unheard  uint64            // packets that met a queue without listener
+	closed   bool
 }
 
 var (
@@ -262,7 +263,18 @@ func (b *Backend) Stats() dataplane.BackendStats {
 	if !b.closed {
 		b.refresh()
 	}
-	return b.stats
+	st := b.stats
+	unheard := dataplane.KernelDropped
+	if b.config.FailOpen {
+		unheard = dataplane.KernelPassed
+	}
+	st.Kernel = []dataplane.KernelCount{
+		{Outcome: dataplane.KernelPassed, Reason: "known_connection", Packets: b.bypassed},
+		{Outcome: dataplane.KernelUpcall, Reason: "unknown_connection", Packets: st.Upcalls},
+		{Outcome: dataplane.KernelDropped, Reason: "queue_full", Packets: st.Overflow},
+		{Outcome: unheard, Reason: "no_daemon", Packets: b.unheard},
+	}
+	return st
 }
 
 // refresh reads the kernel's counters; what cannot be read keeps its last value.
@@ -291,7 +303,8 @@ func (b *Backend) refresh() {
 	if known := b.stats.Upcalls + b.stats.Overflow + waiting; cerr == nil && lerr == nil && queued > known {
 		b.unheard = max(b.unheard, queued-known)
 	}
-	b.stats.Bypassed = c[counterBypassed] - b.base[counterBypassed]
+	b.bypassed = c[counterBypassed] - b.base[counterBypassed]
+	b.stats.Bypassed = b.bypassed
 	if b.config.FailOpen {
 		b.stats.Bypassed += b.unheard
 	} else {
