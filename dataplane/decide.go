@@ -47,7 +47,7 @@ func (w *Worker) decide(p *Packet, s *snapshot, now int64) Path {
 	if h.IsError {
 		return w.related(p, s, now)
 	}
-	w.seen = conntrack.Packet{Key: h.Key, Length: packetLength(p), TCPSeq: h.TCPSeq, TCPFlags: h.TCPFlags}
+	w.seen = conntrack.Packet{Key: h.Key, Length: packetLength(p), TCPSeq: h.TCPSeq, TCPFlags: h.TCPFlags, Plain: p.Plain}
 	if w.conns.Seen(&w.seen, now, &w.rec).Found() {
 		return w.known(p, s, now)
 	}

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
@@ -43,6 +44,10 @@ type Packet struct {
 	Service flow.Service
 	// Final is set when no later hook can judge the packet again.
 	Final bool
+	// Plain is set when the driver knows that the kernel's connection table, if it
+	// has the packet's connection, has it under the ends the packet shows, one way
+	// round or the other, and in zone 0. Service may be set all the same.
+	Plain bool
 	// FromHost and ToHost are set when the driver knows that the packet comes
 	// from, or goes to, this host itself: an address of the host inside the pod
 	// prefix, as bridges have one, is then not taken for an unknown pod's.
@@ -124,6 +129,26 @@ type Backend interface {
 	// Close detaches everything the backend put into the kernel, except what
 	// its fail mode says must outlive the process.
 	Close() error
+}
+
+// Learner is a Backend that keeps a list of the connections the kernel remembers:
+// who looks for a few among them asks the list, and not the kernel for all.
+type Learner interface {
+	Backend
+	// Learn tells of connections, of whatever backend, that a worker saw packets
+	// of since the last round: copies of records as they are, or were when they
+	// went. It may be called several times in a round. Every connection that a
+	// worker has passed with Remember, before the table in force, is told by the
+	// time Update is called; and about twice a second without an update.
+	//
+	// missed says that some in this round cannot be told. What is told may be of a
+	// connection the kernel does not remember, or not yet: the batch is still in
+	// the worker's hands, for StallTimeout at most, or else the next round has
+	// missed some.
+	//
+	// Calls come from one goroutine at a time, none during Update. news is valid
+	// during the call.
+	Learn(backend string, news []conntrack.Record, missed bool)
 }
 
 // BackendStats are totals since the backend started.

@@ -161,6 +161,7 @@ type Engine struct {
 	log      *slog.Logger
 	workers  []*Worker
 	backends []string
+	learners []Learner
 	running  atomic.Bool
 
 	current atomic.Pointer[snapshot] // nil until the first SetTable
@@ -193,6 +194,9 @@ func New(cfg Config) *Engine {
 	}
 	for i, b := range cfg.Backends {
 		e.backends = append(e.backends, b.Name())
+		if l, ok := b.(Learner); ok {
+			e.learners = append(e.learners, l)
+		}
 		for q, d := range b.Drivers() {
 			e.workers = append(e.workers, newWorker(e, d, uint8(i), q, len(e.workers)))
 		}
@@ -220,7 +224,7 @@ func (e *Engine) Run(ctx context.Context) error {
 			}
 		})
 	}
-	<-ctx.Done()
+	e.tellUntil(ctx)
 	for _, w := range e.workers {
 		if err := w.driver.Close(); err != nil {
 			e.log.Warn("driver did not close cleanly", "backend", e.backends[w.backend], "queue", w.queue, "error", err)
@@ -240,10 +244,11 @@ func (e *Engine) Run(ctx context.Context) error {
 //  1. publish the pointer: a batch that starts from now on uses t;
 //  2. wait for batches that started before (see Worker.epoch). An idle worker
 //     is not waited for: its next batch starts after 1;
-//  3. re-evaluate those of the workers' records that the change affects. No
+//  3. tell Learners of the connections that were passed until now;
+//  4. re-evaluate those of the workers' records that the change affects. No
 //     worker adds one of an older generation any more, so one pass is enough.
 //     The others keep the generation they have: see snapshot.vouches;
-//  4. Backend.Update, for what the kernel remembers by itself.
+//  5. Backend.Update, for what the kernel remembers by itself.
 //
 // c says how t differs from the table in force; when it does not compare these
 // two (a table was skipped), or the last call failed half-way, everything counts
@@ -281,6 +286,7 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	if stalled != nil {
 		errs = append(errs, stalled)
 	}
+	e.tell(stalled != nil)
 	if e.cfg.Established == Strict {
 		for _, w := range e.workers {
 			w.rejudgeAll(s)
@@ -323,6 +329,51 @@ func (e *Engine) observed() error {
 		}
 	}
 	return nil
+}
+
+// tellEvery is the time between two rounds of news where policy does not change.
+// A worker's table may see all of its records replaced in between, at
+// conntrack.DefaultRecords and a hundred thousand new connections a second.
+const tellEvery = 500 * time.Millisecond
+
+// tellUntil tells Learners what there is to learn until ctx is done.
+func (e *Engine) tellUntil(ctx context.Context) {
+	if len(e.learners) == 0 {
+		<-ctx.Done()
+		return
+	}
+	tick := time.NewTicker(tellEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if e.update.TryLock() { // else an update does it
+				e.tell(e.observed() != nil)
+				e.update.Unlock()
+			}
+		}
+	}
+}
+
+// tell hands news to Learners. update is held, and workers have been observed; if
+// they stalled, what they have in their hands is not known.
+func (e *Engine) tell(stalled bool) {
+	if len(e.learners) == 0 {
+		return
+	}
+	for i, w := range e.workers {
+		name := e.backends[w.backend]
+		missed := w.conns.News(func(news []conntrack.Record) {
+			for _, l := range e.learners {
+				l.Learn(name, news, false)
+			}
+		})
+		for _, l := range e.learners {
+			l.Learn(name, nil, missed || stalled && i == 0)
+		}
+	}
 }
 
 // remember keeps s for TableOf and forgets what nobody will ask for any more.
