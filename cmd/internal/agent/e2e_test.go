@@ -76,6 +76,12 @@ func newRig(t *testing.T, dataplane string) *rig {
 			t.Error(err)
 		}
 	})
+	return rigOf(t, w, dataplane)
+}
+
+// rigOf is newRig in a world that exists.
+func rigOf(t *testing.T, w *world.World, dataplane string) *rig {
+	t.Helper()
 	r := &rig{t: t, world: w, dir: t.TempDir(), state: t.TempDir()}
 	r.conf = Default()
 	r.conf.Manifests, r.conf.Node, r.conf.Dataplane = r.dir, world.NodeName, dataplane
