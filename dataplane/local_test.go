@@ -80,7 +80,9 @@ func (d *knowingDriver) Remembers(k flow.Key) (reply, ok bool) {
 // that was opened in; else the error is judged by itself.
 func TestErrorsOfUnknownFlows(t *testing.T) {
 	opens := Key(flow.UDP, a4, b4) // the one thing policy allows
-	about := func(to string, quoted []byte) []byte { return Message4(t, "10.0.0.9", to, 3, 4, 0, quoteOf(t, quoted)[4:]) }
+	about := func(to string, quoted []byte) []byte {
+		return Message4(t, "10.0.0.9", to, 3, 4, 0, quoteOf(t, quoted)[4:])
+	}
 	request, reply := about("10.0.0.1", Datagram(t, a4, b4)), about("10.0.0.2", Datagram(t, b4, a4))
 	for _, c := range []struct {
 		name    string
