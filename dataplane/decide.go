@@ -255,10 +255,16 @@ func isEchoReply(k *flow.Key) bool {
 	return false
 }
 
-// related handles an ICMP error. The quoted packet names the flow: the error
-// travels against it, so a connection that may exist may also hear of its
-// errors. It goes to who sent the quoted packet and to nobody else, or a quote of
+// related handles an ICMP error. The quoted packet names the flow, and the error
+// follows the connection it belongs to: whoever may send may hear what became of
+// it. It goes to who sent the quoted packet and to nobody else, or a quote of
 // somebody else's connection would get past the policy of whoever receives it.
+//
+// The quote proves nothing: anybody can write one. An error about a connection
+// that nobody knows is a message like any other, judged by who sends it to whom;
+// or a pod that may be opened to by nobody could be sent anything, wrapped in an
+// error about a connection it might have opened.
+//
 // Errors are never remembered and leave no record when they pass: the
 // connection's own does.
 func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
@@ -276,16 +282,20 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 			return PassRelated
 		}
 	}
-	if !p.Final && w.translated(s, &inner) {
-		return DeferRelated
-	}
-	// The error travels against the quoted packet.
-	d, cause := w.judge(s, inner, p.Service, hostEnds(p, true)&hostSrc)
-	if d.Verdict == classifier.Allow {
-		return PassRelated
-	}
 	if !p.Final {
 		return DeferRelated // the later hook may know the connection
+	}
+	k, via, host := p.Headers.Key, flow.Service{}, hostEnds(p, false)
+	if opened, known := w.quotes(p); known {
+		// The error travels against the quoted packet.
+		k, via, host = opened, p.Service, hostEnds(p, true)&hostSrc
+		if k != inner {
+			host = hostEnds(p, false) & hostDst
+		}
+	}
+	d, cause := w.judge(s, k, via, host)
+	if d.Verdict == classifier.Allow {
+		return PassRelated
 	}
 	p.Verdict = d.Verdict
 	if cause == CauseUnknownLocal {
@@ -294,6 +304,21 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 	}
 	w.decided(p, s, CauseICMPError, p.Headers.Key, d, 0, now)
 	return DropRelated
+}
+
+// quotes reports whether the kernel remembers the connection that an ICMP error is
+// about, and returns its key in the direction it was opened in.
+func (w *Worker) quotes(p *Packet) (opened flow.Key, known bool) {
+	inner := p.Headers.Inner
+	reply := !p.Reply // the quoted packet travelled the other way
+	known = p.Related
+	if !known && w.flows != nil {
+		reply, known = w.flows.Remembers(inner)
+	}
+	if reply {
+		return inner.Reverse(), known
+	}
+	return inner, known
 }
 
 // linkLocalSignal reports whether the packet is signalling that keeps a link

@@ -39,6 +39,9 @@ type Packet struct {
 	// direction its connection was opened in. A worker that knows the connection
 	// corrects it before Apply.
 	Reply bool
+	// Related is set when the kernel knows the connection that an ICMP error is
+	// about. Reply is then about the error itself.
+	Related bool
 	// Service is where the connection was opened to, if the driver knows that its
 	// destination was translated; in replies, too. The zero value says nothing.
 	Service flow.Service
@@ -104,6 +107,16 @@ type HostKnower interface {
 	// the ends of new connections, the control goroutine about those that would
 	// be an unknown pod's.
 	IsHost(a flow.Addr) bool
+}
+
+// FlowKnower is a Driver that can look up what its kernel side remembers, for
+// packets that are about a connection without being part of it.
+type FlowKnower interface {
+	Driver
+	// Remembers reports whether the kernel side has an entry of the connection k
+	// belongs to, and whether k travels against the direction it was opened in.
+	// What the entry was judged by may be out of date. Only the worker asks.
+	Remembers(k flow.Key) (reply, ok bool)
 }
 
 // Backend is one way of getting packets to userspace: a set of drivers and the

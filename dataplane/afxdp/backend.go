@@ -39,6 +39,7 @@ type Backend struct {
 	spec          *ebpf.CollectionSpec
 	objects       objects
 	adopted       []int // devices with pinned links of an earlier process
+	released      bool  // what an earlier process pinned has been removed
 	pair          *upcallPair
 	devices       map[int]*device
 	nodeAddresses map[[16]byte]bool
@@ -288,27 +289,36 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 			b.locals[a.Unmap()] = true
 		}
 		b.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
-		err := b.refresh()
+		// What is not ours any more goes whatever keeps a device from being ours.
+		err := errors.Join(b.refresh(), b.release())
 		if b.driver == nil { // nothing is remembered
 			return err
-		}
-		if err == nil {
-			err = b.release()
 		}
 		return errors.Join(err, b.epoch.advance(c))
 	})
 }
 
 // release takes an earlier process's programs off devices that are none of ours,
-// once a table has said which are.
+// once a table has said which are, and off all of them if ours are there in another
+// way: two sets of programs would each think that the other's packets are a pod's.
 func (b *Backend) release() error {
+	if b.mode == AttachXDPGeneric {
+		if b.released {
+			return nil
+		}
+		b.released = true
+		return errors.Join(b.pins.removeAll(), removeUpcallPair(b.nl))
+	}
 	var errs []error
 	for _, index := range b.adopted {
-		if b.devices[index] != nil {
+		if b.devices[index] != nil && b.mode == AttachTCX {
 			continue
 		}
 		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 			errs = append(errs, b.pins.remove(pinName(index, at)))
+		}
+		if b.devices[index] != nil {
+			continue
 		}
 		if err := b.objects.Devices.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, err)
@@ -429,7 +439,9 @@ func Cleanup(pinPath string) error {
 	var errs []error
 	if pinPath != "" {
 		dir, err := namespaceDir(pinPath)
-		errs = append(errs, err)
+		if !errors.Is(err, unix.ENOPROTOOPT) { // before Linux 5.14 nothing can be pinned
+			errs = append(errs, err)
+		}
 		if err == nil {
 			// Those of namespaces that have ended are nobody's.
 			errs = append(errs, pins{dir}.removeAll(), sweep(pinPath, dir))

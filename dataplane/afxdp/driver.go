@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
@@ -62,6 +63,7 @@ type driver struct {
 var (
 	_ dataplane.Rejecter   = (*driver)(nil)
 	_ dataplane.HostKnower = (*driver)(nil)
+	_ dataplane.FlowKnower = (*driver)(nil)
 )
 
 func newDriver(sock *socket, o *objects, e *epoch, nonce uint8, strict bool) (*driver, error) {
@@ -224,7 +226,9 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		m := &d.meta[p.ID]
 		switch {
 		case p.Disposition == dataplane.PassPacket:
-			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), true)
+			// The kernel takes an ICMP error for a part of the connection it is
+			// about, and would have that accepted with it.
+			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), !p.Headers.IsError)
 			if p.Remember && nameable(p) {
 				k, back := makeFlowKey(&p.Headers.Key)
 				s.Cell = [2]uint16{e.addrs.add(&k.A), e.addrs.add(&k.B)}
@@ -280,6 +284,19 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		d.refill(tx[n:])
 	}
 	return errors.Join(err, terr, d.sock.reclaim())
+}
+
+// Remembers implements dataplane.FlowKnower. It costs a system call.
+func (d *driver) Remembers(k flow.Key) (reply, ok bool) {
+	if !hasEntry(&k) {
+		return false, false
+	}
+	f, back := makeFlowKey(&k)
+	var s flowState
+	if err := d.flows.m.Lookup(&f, &s); err != nil {
+		return false, false
+	}
+	return back != (s.Flags&flowBack != 0), true
 }
 
 // nameable reports whether the kernel side finds the packet's flow by its key.

@@ -11,7 +11,8 @@ import (
 // backend owns. Both are single bits; nothing else on the node may set them.
 type Marks struct {
 	// Accept, in a packet mark: this packet was judged and passes. In a
-	// connection mark: every packet of the connection passes.
+	// connection mark: every packet of the connection passes. In the mark of a
+	// queued packet: an ICMP error about a connection the kernel knows.
 	Accept uint32
 	// Reply, in the mark of a queued packet: it travels against the direction
 	// its connection was opened in. Together with Accept: the packet is refused.

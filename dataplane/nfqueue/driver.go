@@ -240,9 +240,10 @@ func (d *driver) fill(b *dataplane.Batch, q *queued) {
 	d.ids[b.N] = q.id
 	b.Packets[b.N] = dataplane.Packet{
 		Frame: q.payload, Length: q.length, ID: q.id, Device: q.device,
-		Reply:  q.mark&d.marks.Reply != 0,
-		Final:  true,
-		ToHost: q.hook == unix.NF_INET_LOCAL_IN,
+		Reply:   q.mark&d.marks.Reply != 0,
+		Related: q.mark&d.marks.Accept != 0,
+		Final:   true,
+		ToHost:  q.hook == unix.NF_INET_LOCAL_IN,
 	}
 	if isTag(q.prio) {
 		b.Packets[b.N].Service = d.tags.service(q.prio)

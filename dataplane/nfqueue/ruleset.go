@@ -101,6 +101,8 @@ func ruleset(c Config, f features) []chain {
 			{"tell userspace which Service it was, IPv4", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV4), jumpChain(chainService+ipv4.suffix))},
 			{"tell userspace which Service it was, IPv6", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV6), jumpChain(chainService+ipv6.suffix))},
 			{"tell userspace the direction", join(ctDirection(reply), setMark(^uint32(0), c.Marks.Reply))},
+			{"tell userspace that an error is about a connection", join(ctRelated(), transportIs(unix.IPPROTO_ICMP), setMark(^uint32(0), accept))},
+			{"tell userspace that an error is about a connection", join(ctRelated(), transportIs(unix.IPPROTO_ICMPV6), setMark(^uint32(0), accept))},
 			{"ask userspace", join(count(counterQueued), queue(c, f))},
 		}},
 		{name: "own", rules: own},

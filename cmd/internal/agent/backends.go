@@ -32,18 +32,21 @@ func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, wh
 		if err != nil {
 			return nil, "", fmt.Errorf("nfqueue backend: %w", err)
 		}
-		return []dataplane.Backend{b}, "nfqueue alone, as configured", nil
+		return []dataplane.Backend{alone(b, c, log)}, "nfqueue alone, as configured", nil
 	case "afxdp":
 		b, err := newAFXDP(c, true, log)
 		if err != nil {
 			return nil, "", fmt.Errorf("afxdp backend: %w", err)
 		}
-		return []dataplane.Backend{b}, "afxdp alone, as configured: what it cannot judge is dropped", nil
+		return []dataplane.Backend{alone(b, c, log)}, "afxdp alone, as configured: what it cannot judge is dropped", nil
 	}
 	nf, nfErr := newNFQueue(c, log)
 	hooked := open("nfqueue", nf, nfErr)
 	xdp, xdpErr := newAFXDP(c, !hooked, log)
 	fast := open("afxdp", xdp, xdpErr)
+	if len(backends) == 1 {
+		backends[0] = alone(backends[0], c, log)
+	}
 	switch {
 	case hooked && fast:
 		return backends, "auto: both backends run on this kernel", nil

@@ -87,6 +87,11 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 		control.Source = src
 	}
+	lock, err := lockNamespace(ctx)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	if err := d.open(); err != nil {
 		return err
 	}

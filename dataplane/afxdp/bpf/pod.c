@@ -673,6 +673,10 @@ INLINE int judge(struct skb *skb, int egress)
 			add(COUNT_FORGED, 1);
 			return TCX_DROP;
 		}
+		// Between pods there is ARP and IP: whatever else a frame may carry, IP
+		// in another wrapping among it, would go past any policy.
+		if (inside && skb->protocol != htons(ETH_ARP) && skb->protocol != htons(ETH_IPV6))
+			return leave(1);
 		add(COUNT_EXEMPT, 1);
 		return TCX_NEXT;
 	}

@@ -1,0 +1,150 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tierwall/tierwall/cmd/internal/world"
+	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
+)
+
+// hostileRig is a world of the given shape.
+func hostileRig(t *testing.T, dp, topology string) *rig {
+	if topology == "ptp" {
+		return newRig(t, dp)
+	}
+	nstest.Need(t)
+	c := netlab.NodeConfig{
+		Name: world.NodeName, Bridge: "cni0", Node4: netip.MustParseAddr("192.0.2.1"), Outside4: netip.MustParseAddr("192.0.2.10"),
+		Gateway4: netip.MustParsePrefix("10.244.7.1/24"), Gateway6: netip.MustParsePrefix("fd00:244:7::1/64"),
+	}
+	node, err := netlab.NewNode(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world.World{Node: node}
+	for _, h := range world.Plan() {
+		if h.Name == world.OutsideName {
+			h.NS = node.Outside
+		} else {
+			p, err := node.AddPod(h.Name, h.Addr4, h.Addr6)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.NS = p.NS
+		}
+		w.Hosts = append(w.Hosts, h)
+		for _, n := range world.Networks {
+			for _, f := range []int{4, 6} {
+				nstest.Echo(t, h.NS, n, h.Addr(f), 80)
+			}
+		}
+	}
+	t.Cleanup(func() { w.Close() })
+	return rigOf(t, w, dp)
+}
+
+// nextHop is the link-layer address from sends to, to reach to.
+func (r *rig) nextHop(from, to, topology string) net.HardwareAddr {
+	r.t.Helper()
+	ns, dev := r.world.Host(to).NS, netlab.PodDevice
+	if topology == "ptp" {
+		ns, dev = r.world.Node.NS, r.world.Node.Pod(from).HostDevice
+	}
+	mac, err := ns.MAC(dev)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return mac
+}
+
+// stats reads what the daemon wrote at its end.
+func (r *rig) stats() (s Stats) {
+	r.t.Helper()
+	b, err := os.ReadFile(filepath.Join(r.state, "stats.json"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := json.Unmarshal(b, &s); err != nil {
+		r.t.Fatal(err)
+	}
+	return s
+}
+
+const onlyXWeb = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: from-x, namespace: y}
+spec:
+  podSelector: {matchLabels: {pod: b}}
+  ingress:
+  - from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: x}}}]
+    ports: [{protocol: UDP, port: 80},{protocol: TCP, port: 80}]
+`
+
+// TestHostile sends what a pod can put on its wire to a pod and a port that policy
+// denies it, some thousand frames: none may arrive, and the daemon is none the worse.
+func TestHostile(t *testing.T) {
+	for _, c := range []struct{ topology, dataplane string }{
+		// On a bridge nfqueue sees no frames with tags (docs/compatibility.md).
+		{"ptp", "nfqueue"}, {"ptp", "afxdp"}, {"ptp", "auto"}, {"bridge", "afxdp"}, {"bridge", "auto"},
+	} {
+		t.Run(c.topology+"/"+c.dataplane, func(t *testing.T) {
+			r := hostileRig(t, c.dataplane, c.topology)
+			r.conf.AFXDP.UpcallRate = -1
+			r.write("policy.yaml", onlyXWeb)
+			r.start()
+			victim := r.world.Host("y/b")
+			heard := openWire(t, victim.NS, nil)
+			sent := 0
+			for _, from := range []string{"z/a", "x/a"} {
+				h := r.world.Host(from)
+				w := openWire(t, h.NS, r.nextHop(from, "y/b", c.topology))
+				for _, family := range []int{4, 6} {
+					e := ends{h.Addr(family), victim.Addr(family)}
+					for _, s := range corpus(w, e, 80, 999) {
+						if s.name == "land" && c.dataplane == "nfqueue" && family == 6 {
+							continue // it does not look at where a packet comes from; rp_filter is for IPv4
+						}
+						for _, f := range s.frames {
+							_ = w.frame(f) // some are too short for the kernel
+							sent++
+						}
+					}
+					for _, typ := range []string{"tcp", "udp"} { // marks the end of what was sent before
+						if got := r.opens(typ, "x/a", "y/b", family); !got {
+							t.Errorf("x/a > y/b %s IPv%d does not pass behind all that", typ, family)
+						}
+					}
+					time.Sleep(20 * time.Millisecond)
+					for _, b := range heard.take() {
+						if bytes.Contains(b, []byte(evil)) {
+							t.Errorf("%s > y/b IPv%d: arrived %x", from, family, b)
+						}
+					}
+				}
+			}
+			r.stop(syscall.SIGTERM)
+			s := r.stats()
+			if s.Paths["drop/problem"] == 0 || s.Paths["drop/policy"] == 0 || s.Paths["drop/related"] == 0 || s.Paths["drop/unsolicited"] == 0 {
+				t.Errorf("of %d frames: %+v", sent, s)
+			}
+			log, err := os.ReadFile(r.conf.Audit.File)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []string{`"reason":"bad-tcp-flags"`, `"reason":"bad-port"`, `"reason":"unsolicited-reply"`} {
+				if !bytes.Contains(log, []byte(want)) {
+					t.Errorf("no %s in the audit log", want)
+				}
+			}
+		})
+	}
+}
