@@ -46,7 +46,8 @@ const (
 // restored is a snapshot in use.
 type restored struct {
 	objects []*api.Object
-	snap    *inventory.Snapshot
+	view    *inventory.View
+	pods    int
 	time    time.Time
 }
 
@@ -79,7 +80,7 @@ func (s *Source) restoreLate(ctx context.Context) {
 		return
 	}
 	s.log.Warn("API server not read in time, the snapshot is used", "file", s.cfg.Snapshot, "time", r.time,
-		"objects", len(r.objects), "pods", len(r.snap.Pods), "waited", s.cfg.SnapshotWait)
+		"objects", len(r.objects), "pods", r.pods, "waited", s.cfg.SnapshotWait)
 	s.restored = r
 	s.change++
 	s.open()
@@ -115,7 +116,7 @@ func readSnapshot(path string, kinds []api.Kind, maxAge time.Duration, now time.
 	if in.Format != savedFormat || in.World == nil {
 		return nil, fmt.Errorf("format %d, want %d", in.Format, savedFormat)
 	}
-	r := &restored{snap: in.World, time: info.ModTime()}
+	r := &restored{view: inventory.ViewOf(in.World), pods: len(in.World.Pods), time: info.ModTime()}
 	d := decode.Decoder{Kinds: kinds}
 	for _, o := range in.Objects {
 		data, err := json.Marshal(o)
@@ -180,7 +181,7 @@ func (s *Source) agrees(now time.Time) bool {
 	if !s.synced || s.inForce != s.change {
 		return false
 	}
-	for _, f := range append([]*feed{s.definition}, s.world...) {
+	for _, f := range append([]*feed{s.definition}, s.feeds...) {
 		if f.stats.Error != "" || now.Sub(f.stats.LastContact) > silence {
 			return false
 		}
@@ -191,7 +192,7 @@ func (s *Source) agrees(now time.Time) bool {
 // writeSnapshot replaces the file: a reader sees the old one or the new one, and a
 // machine that loses power has one of them.
 func writeSnapshot(path string, k kept) (err error) {
-	out := saved{Format: savedFormat, World: k.world, Objects: make([]any, len(k.objects))}
+	out := saved{Format: savedFormat, World: k.world.Snapshot(), Objects: make([]any, len(k.objects))}
 	for i, o := range k.objects {
 		out.Objects[i] = o.Value
 		if o.Raw != nil {
