@@ -164,6 +164,17 @@ type Learner interface {
 	Learn(backend string, news []conntrack.Record, missed bool)
 }
 
+// Drainer is a Backend that can stop bringing packets up without losing those that
+// are on their way.
+type Drainer interface {
+	Backend
+	// Drain makes the kernel do with packets what it does when nobody is there, and
+	// returns when none waits for a verdict any more. The workers go on meanwhile.
+	// It gives up after a moment, with an error. It may run beside Stats, and comes
+	// before the drivers are closed. Afterwards nothing comes up any more.
+	Drain() error
+}
+
 // BackendStats are totals since the backend started.
 type BackendStats struct {
 	Bypassed uint64 // packets passed in the kernel without userspace

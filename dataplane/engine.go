@@ -204,8 +204,8 @@ func New(cfg Config) *Engine {
 	return e
 }
 
-// Run moves packets until ctx is done, then closes every driver, waits for the
-// workers and returns nil. If a driver fails for good Run stops all of them and
+// Run moves packets until ctx is done, then lets the backends drain, closes every
+// driver, waits for the workers and returns nil. If a driver fails for good Run stops all of them and
 // returns the reason. Backends stay open: what their Close means for traffic is
 // the caller's decision. Run may be called once.
 func (e *Engine) Run(ctx context.Context) error {
@@ -215,16 +215,21 @@ func (e *Engine) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	errs := make([]error, len(e.workers))
+	var failed atomic.Bool
 	var wg sync.WaitGroup
 	for i, w := range e.workers {
 		wg.Go(func() {
 			if err := w.run(ctx); err != nil {
 				errs[i] = fmt.Errorf("%s queue %d: %w", e.backends[w.backend], w.queue, err)
+				failed.Store(true)
 				cancel(errs[i])
 			}
 		})
 	}
 	e.tellUntil(ctx)
+	if !failed.Load() { // without a worker nothing would ever be empty
+		e.drain()
+	}
 	for _, w := range e.workers {
 		if err := w.driver.Close(); err != nil {
 			e.log.Warn("driver did not close cleanly", "backend", e.backends[w.backend], "queue", w.queue, "error", err)
@@ -232,6 +237,22 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// drain lets packets that wait for a verdict have it. What the fast path leaves to
+// the hook behind it comes up there, so the order is that of the backends.
+func (e *Engine) drain() {
+	e.update.Lock()
+	defer e.update.Unlock()
+	for i, b := range e.cfg.Backends {
+		d, ok := b.(Drainer)
+		if !ok {
+			continue
+		}
+		if err := d.Drain(); err != nil {
+			e.log.Warn("packets that waited for a verdict are lost", "backend", e.backends[i], "error", err)
+		}
+	}
 }
 
 // SetTable puts t in force and returns when no packet can be decided by an

@@ -54,7 +54,7 @@ type Backend struct {
 	watching sync.WaitGroup
 }
 
-var _ dataplane.Backend = (*Backend)(nil)
+var _ dataplane.Drainer = (*Backend)(nil)
 
 // New loads the programs, creates the upcall pair and binds the socket, in the
 // network namespace of the calling thread. No device is judged before the first
@@ -140,6 +140,10 @@ func (b *Backend) open() (err error) {
 		return err
 	}
 	b.driver.hostSet = &b.host
+	if b.config.FailOpen {
+		b.driver.ring = uint64(b.config.Ring)
+		b.driver.makeRoom()
+	}
 	if err := b.objects.Sockets.Put(uint32(0), uint32(sock.xsk.FD())); err != nil {
 		return fmt.Errorf("give the socket to the upcall pair: %w", err)
 	}
@@ -171,6 +175,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 	b.epoch.cells = b.objects.Cells
 	b.epoch.shared = sharedVars{
 		generation: b.objects.Generation, floor: b.objects.ValidFrom, alive: b.objects.Alive, nonce: b.objects.Nonce,
+		sent: b.objects.Sent, room: b.objects.Room,
 	}
 	if err := b.epoch.adopt(); err != nil {
 		return 0, err
@@ -350,6 +355,41 @@ func (b *Backend) attachTCX(index int, prog *ebpf.Program, at ebpf.AttachType) (
 // if the device is gone.
 func (b *Backend) detachTCX(index int, ln link.Link, at ebpf.AttachType) error {
 	return errors.Join(b.pins.drop(pinName(index, at)), ln.Close())
+}
+
+// Bounds of Drain: how long it waits in all, and how long nothing must have moved.
+// Frames between the two ends of the pair are nowhere to be seen.
+const (
+	drainPatience = time.Second
+	drainStill    = 20 * time.Millisecond
+)
+
+// Drain implements dataplane.Drainer: the programs believe at once that there is no
+// daemon, and what they had sent up is judged.
+func (b *Backend) Drain() error {
+	if b.driver == nil {
+		return nil
+	}
+	b.driver.drained.Store(true)
+	var before, now [2]uint64
+	began := time.Now()
+	for busy := began; time.Since(busy) < drainStill; time.Sleep(time.Millisecond) {
+		err := b.thread.do(func() error {
+			now = [2]uint64{b.count(countUpcall), b.count(countReceived)}
+			// Again and again: a worker may have been about to give a sign of life.
+			return b.epoch.shared.alive.Set(uint64(0))
+		})
+		if err != nil {
+			return fmt.Errorf("afxdp: %w", err)
+		}
+		if now != before || !b.driver.idle() {
+			before, busy = now, time.Now()
+		}
+		if time.Since(began) > drainPatience {
+			return fmt.Errorf("afxdp: packets still wait for a verdict after %v", drainPatience)
+		}
+	}
+	return nil
 }
 
 // releaseWait bounds the wait for a worker that holds a batch while the backend

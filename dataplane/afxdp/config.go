@@ -36,9 +36,9 @@ type Config struct {
 	// go on, and what nobody judged does not pass. "" keeps nothing: the kernel
 	// takes the programs off and all passes. Cleanup removes it.
 	PinPath string
-	// FailOpen passes what nobody judges while a pinned backend has no living
-	// daemon. Without it that is dropped, or left to the later hook if there is
-	// one.
+	// FailOpen passes what nobody judges: while a pinned backend has no living
+	// daemon, and when the ring is full. Without it that is dropped, or left to the
+	// later hook if there is one; a full ring drops in any case then.
 	FailOpen bool
 	// AliveTime is how long a daemon may give no sign of life, which it does
 	// every 100 ms, before it counts as dead; default 2 s.

@@ -48,7 +48,10 @@ type driver struct {
 
 	epoch     *epoch
 	patience  int           // how often Recv yields the CPU before it sleeps
+	ring      uint64        // frames the ring holds; 0 = a full one drops
 	beaten    uint64        // when the last sign of life was given
+	drained   atomic.Bool   // no more signs of life
+	inHand    atomic.Int64  // frames between Recv and the end of Apply
 	forgotten atomic.Uint64 // accepted packets whose flow could not be written
 	overflow  atomic.Uint64 // accepted packets the transmit ring or an upcall had no room for
 
@@ -130,6 +133,7 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		}
 	}
 	n := min(xsk.NumReceived(), dataplane.BatchSize)
+	d.makeRoom()
 	if n == 0 {
 		d.beat(coarseNow())
 		return d.alive()
@@ -154,9 +158,27 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		b.N++
 	}
 	d.n = b.N
+	d.inHand.Store(int64(b.N))
 	d.patience = yields
 	d.refill(stray)
 	return nil
+}
+
+// onTheWay is how many frames may be between the program that sends them up and
+// the ring: what a veth device queues.
+const onTheWay = 256
+
+// makeRoom tells the kernel side how many more frames the ring has room for. What
+// is more passes unjudged (Config.FailOpen).
+func (d *driver) makeRoom() {
+	if d.ring == 0 {
+		return
+	}
+	var sent uint64
+	free := d.ring - min(uint64(d.sock.xsk.NumReceived())+min(onTheWay, d.ring/2), d.ring)
+	if d.epoch.shared.sent.Get(&sent) == nil {
+		_ = d.epoch.shared.room.Set(sent + free) // a store to mapped memory
+	}
 }
 
 // alive notices that the device is gone, which poll does not report: the kernel
@@ -176,7 +198,7 @@ const beatEvery = 50e6
 
 // beat gives the kernel side a sign of life.
 func (d *driver) beat(now uint64) {
-	if now-d.beaten >= beatEvery {
+	if now-d.beaten >= beatEvery && !d.drained.Load() {
 		d.beaten = now
 		_ = d.epoch.shared.alive.Set(now) // a store to mapped memory
 	}
@@ -194,6 +216,7 @@ func (d *driver) Apply(b *dataplane.Batch) error {
 	d.mu.Unlock()
 
 	err := d.settle(b)
+	d.inHand.Store(0)
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -309,6 +332,18 @@ func (d *driver) refill(descs []xdp.Desc) {
 	if len(descs) > 0 {
 		d.sock.xsk.Fill(descs)
 	}
+}
+
+// idle reports whether no frame waits in the ring and none is being judged.
+func (d *driver) idle() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return true
+	}
+	fds := []unix.PollFd{{Fd: int32(d.sock.xsk.FD()), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 0 && d.inHand.Load() == 0
 }
 
 // Close implements dataplane.Driver.

@@ -52,6 +52,8 @@ const (
 	podVarNonce          = "nonce"
 	podVarOpen           = "open"
 	podVarPassUnknown    = "pass_unknown"
+	podVarRoom           = "room"
+	podVarSent           = "sent"
 	podVarStrict         = "strict"
 	podVarUpcallCost     = "upcall_cost"
 	podVarUpcallCredit   = "upcall_credit"
@@ -149,6 +151,8 @@ type podVariableSpecs struct {
 	Nonce         *ebpf.VariableSpec `ebpf:"nonce"`
 	Open          *ebpf.VariableSpec `ebpf:"open"`
 	PassUnknown   *ebpf.VariableSpec `ebpf:"pass_unknown"`
+	Room          *ebpf.VariableSpec `ebpf:"room"`
+	Sent          *ebpf.VariableSpec `ebpf:"sent"`
 	Strict        *ebpf.VariableSpec `ebpf:"strict"`
 	UpcallCost    *ebpf.VariableSpec `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.VariableSpec `ebpf:"upcall_credit"`
@@ -233,6 +237,8 @@ type podVariables struct {
 	Nonce         *ebpf.Variable `ebpf:"nonce"`
 	Open          *ebpf.Variable `ebpf:"open"`
 	PassUnknown   *ebpf.Variable `ebpf:"pass_unknown"`
+	Room          *ebpf.Variable `ebpf:"room"`
+	Sent          *ebpf.Variable `ebpf:"sent"`
 	Strict        *ebpf.Variable `ebpf:"strict"`
 	UpcallCost    *ebpf.Variable `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.Variable `ebpf:"upcall_credit"`

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -61,6 +62,7 @@ var (
 	_ dataplane.Backend  = (*Backend)(nil)
 	_ dataplane.Driver   = (*driver)(nil)
 	_ dataplane.Rejecter = (*driver)(nil)
+	_ dataplane.Drainer  = (*Backend)(nil)
 	_ Decider            = (*classifier.Table)(nil)
 )
 
@@ -255,7 +257,8 @@ func (b *Backend) ownAddrs() (map[flow.Addr]struct{}, error) {
 
 // Stats implements dataplane.Backend. Every packet the rules put into a queue is in
 // exactly one of Upcalls, Overflow and, for those that met a queue without
-// listener, Dropped, or Bypassed with FailOpen. Any goroutine may call it; after
+// listener, Dropped. With FailOpen these, and those that found a queue full, are in
+// Bypassed. Any goroutine may call it; after
 // Close it returns the last totals.
 func (b *Backend) Stats() dataplane.BackendStats {
 	b.mu.Lock()
@@ -312,8 +315,42 @@ func (b *Backend) refresh() {
 	}
 }
 
+// drainPatience bounds Drain.
+const drainPatience = time.Second
+
+// Drain implements dataplane.Drainer: nothing is queued any more. What would be is
+// dropped or, with FailOpen, accepted, and counted as met by no listener.
+func (b *Backend) Drain() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	if err := b.fw.stopQueueing(); err != nil {
+		return fmt.Errorf("nfqueue: %w", err)
+	}
+	// A packet that met the rules as they were may still be on its way into the
+	// queue: only the second look counts.
+	var waiting uint64
+	for empty, deadline := 0, time.Now().Add(drainPatience); empty < 2; time.Sleep(time.Millisecond) {
+		var err error
+		if waiting, _, err = b.losses.read(); err != nil {
+			return fmt.Errorf("nfqueue: %w", err)
+		}
+		empty++
+		if waiting > 0 {
+			empty = 0
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("nfqueue: %d packets still wait for a verdict after %v", waiting, drainPatience)
+		}
+	}
+	b.refresh() // the kernel forgets what a queue has lost when it is closed
+	return nil
+}
+
 // Close implements dataplane.Backend. Packets that wait for a verdict are
-// dropped. With FailOpen the table is removed; otherwise it stays, drops new
+// dropped: see Drain. With FailOpen the table is removed; otherwise it stays, drops new
 // connections of the selected pods and passes accepted ones until the next New.
 // Further calls do nothing.
 func (b *Backend) Close() error {

@@ -46,12 +46,12 @@ type Config struct {
 	// practice; a longer chain of extension headers is judged as truncated.
 	MaxPacketLen uint32
 	// QueueLen is how many packets wait in the kernel per queue; one more is
-	// dropped and counted as overflow. 0 = 8192.
+	// dropped and counted as overflow, or passed and counted as bypassed (FailOpen). 0 = 8192.
 	QueueLen uint32
 	// ReadBuffer is the receive buffer per queue in bytes. 0 = 8 MiB.
 	ReadBuffer int
-	// FailOpen lets new connections pass unjudged while no daemon runs. A full
-	// queue drops in any case: overload must not switch a policy off.
+	// FailOpen lets packets that would have to be judged pass while no daemon runs,
+	// and when a queue is full: whoever can fill it switches the policy off.
 	FailOpen bool
 	// Marks; the zero value means DefaultMarks.
 	Marks Marks

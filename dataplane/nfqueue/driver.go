@@ -69,16 +69,20 @@ type origin struct {
 }
 
 func openDriver(c Config, num uint16, nsFD int, f features) (*driver, error) {
+	// Without the GSO flag the kernel cuts large packets into wire size ones
+	// before queueing: many upcalls for one connection.
+	flags := uint32(nfq.NfQaCfgFlagGSO)
+	if c.FailOpen {
+		flags |= nfq.NfQaCfgFlagFailOpen // where the queue is full; without a listener: queue
+	}
 	nf, err := nfq.Open(&nfq.Config{
 		NetNS:        nsFD,
 		NfQueue:      num,
 		MaxQueueLen:  c.QueueLen,
 		MaxPacketLen: c.MaxPacketLen,
 		Copymode:     nfq.NfQnlCopyPacket,
-		// Without the GSO flag the kernel cuts large packets into wire size ones
-		// before queueing: many upcalls for one connection.
-		Flags:    nfq.NfQaCfgFlagGSO,
-		AfFamily: unix.AF_UNSPEC,
+		Flags:        flags,
+		AfFamily:     unix.AF_UNSPEC,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open queue %d: %w", num, err)

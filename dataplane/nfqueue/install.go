@@ -216,6 +216,24 @@ func (f *firewall) open() error {
 	return f.install()
 }
 
+// stopQueueing puts a rule in front of those that queue. It is added to a chain
+// without a hook: where a hook goes, what waits in the queues goes with it.
+func (f *firewall) stopQueueing() error {
+	kind := expr.VerdictDrop
+	if f.config.FailOpen {
+		kind = expr.VerdictAccept
+	}
+	f.conn.InsertRule(&nftables.Rule{
+		Table: f.table, Chain: &nftables.Chain{Name: chainJudge, Table: f.table},
+		Exprs:    join(count(counterQueued), verdict(kind)),
+		UserData: userdata.AppendString(nil, userdata.TypeComment, "nobody will be there to ask"),
+	})
+	if err := f.conn.Flush(); err != nil {
+		return fmt.Errorf("stop queueing: %w", err)
+	}
+	return nil
+}
+
 // create replaces the table; nothing is changed on error, but that rules to Services
 // may have no effect. The counters go on.
 func (f *firewall) create(p pods) error {

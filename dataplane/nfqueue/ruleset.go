@@ -23,6 +23,8 @@ const (
 	setLocal    = "local"
 	setFree     = "free"
 
+	chainJudge = "judge" // queues
+
 	counterBypassed = "bypassed"
 	counterQueued   = "queued"
 )
@@ -84,7 +86,7 @@ func ruleset(c Config, f features) []chain {
 			ruleSpec{"the node's own traffic to its pods passes", join(sourceIsLocal(), verdict(expr.VerdictAccept))},
 		)
 	}
-	own = append(own, ruleSpec{"sent on behalf of somebody else", gotoChain("judge")})
+	own = append(own, ruleSpec{"sent on behalf of somebody else", gotoChain(chainJudge)})
 	mine := []ruleSpec{remember, forget}
 	var chains []chain
 	if f.reject {
@@ -95,7 +97,7 @@ func ruleset(c Config, f features) []chain {
 		// Filled by addServiceRules.
 		{name: chainService + ipv4.suffix},
 		{name: chainService + ipv6.suffix},
-		{name: "judge", rules: []ruleSpec{
+		{name: chainJudge, rules: []ruleSpec{
 			{"bits of other software are no verdict", setMark(^ours, 0)},
 			{"nor is a priority like ours a Service", join(priorityIsTag(), setPriority(0))},
 			{"tell userspace which Service it was, IPv4", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV4), jumpChain(chainService+ipv4.suffix))},
@@ -111,15 +113,15 @@ func ruleset(c Config, f features) []chain {
 	for _, v := range []family{ipv4, ipv6} {
 		chains = append(chains,
 			chain{name: "forward" + v.suffix, rules: []ruleSpec{
-				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("judge"))},
-				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("judge"))},
-				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("judge"))},
-				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), gotoChain("judge"))},
+				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain(chainJudge))},
+				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain(chainJudge))},
+				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain(chainJudge))},
+				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), gotoChain(chainJudge))},
 			}},
 			chain{name: "input" + v.suffix, rules: []ruleSpec{
-				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("judge"))},
+				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain(chainJudge))},
 				// A bridge gives the node itself an address among its pods'.
-				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), notLoopback(), gotoChain("judge"))},
+				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), notLoopback(), gotoChain(chainJudge))},
 			}},
 			chain{name: "output" + v.suffix, rules: []ruleSpec{
 				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("own"))},

@@ -48,6 +48,14 @@ func (s *successor) Update(t *classifier.Table, c dataplane.Change) (cut int, er
 	return cut + again, err
 }
 
+// Drain implements dataplane.Drainer.
+func (s *successor) Drain() error {
+	if d, ok := s.Backend.(dataplane.Drainer); ok {
+		return d.Drain()
+	}
+	return nil
+}
+
 // lockName is an abstract socket address: it belongs to a network namespace and
 // goes with its process.
 const lockName = "@tierwalld"

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"net"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -71,4 +73,66 @@ func (r *rig) secondDaemon(dataplane string) {
 	if !alive(live) || !r.opens("tcp", "x/a", "y/b", 6) || r.opens("udp", "outside", "y/b", 4) {
 		r.t.Error("a second daemon disturbs the first")
 	}
+}
+
+// TestOrderlyStop stops a daemon that had no time for the packets that wait for its
+// verdict: it judges them before it ends.
+func TestOrderlyStop(t *testing.T) {
+	for _, dp := range dataplanes {
+		t.Run(dp, func(t *testing.T) {
+			r := newRig(t, dp)
+			r.write("policy.yaml", allowFromX)
+			r.start()
+			if err := r.proc.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			const waiting = 200 // connections of their own
+			var allowed, denied [waiting]net.Conn
+			for i := range waiting {
+				allowed[i], denied[i] = r.speak("x/a", "y/b"), r.speak("z/a", "y/b")
+			}
+			for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGCONT} {
+				if err := r.proc.Process.Signal(s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.stop(syscall.SIGTERM)
+			answered := func(c net.Conn) bool {
+				if err := c.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+					t.Fatal(err)
+				}
+				_, err := c.Read(make([]byte, 16))
+				return err == nil
+			}
+			lost, passed := 0, 0
+			for i := range waiting {
+				if !answered(allowed[i]) {
+					lost++
+				}
+				if answered(denied[i]) {
+					passed++
+				}
+			}
+			if lost > 0 || passed > 0 {
+				t.Errorf("of %d connections each, %d allowed were lost and %d denied passed", waiting, lost, passed)
+			}
+			if s := r.stats(); s.Overflow != 0 || s.Paths["drop/policy"] < waiting {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// speak opens a connection and sends a datagram.
+func (r *rig) speak(from, to string) net.Conn {
+	r.t.Helper()
+	c, err := r.world.Host(from).NS.Dial(r.t.Context(), "udp", netip.AddrPort{}, r.to(to, 4, 80))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { c.Close() })
+	if _, err := c.Write([]byte("hello")); err != nil {
+		r.t.Fatal(err)
+	}
+	return c
 }

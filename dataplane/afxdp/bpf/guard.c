@@ -18,6 +18,8 @@ volatile __u64 generation SHARED = 1;
 volatile __u64 valid_from SHARED = 1;
 volatile __u64 alive SHARED = 0;
 volatile __u32 nonce SHARED = 0;
+volatile __u64 sent SHARED = 0;
+volatile __u64 room SHARED = 0;
 
 struct {
 	UINT(type, MAP_ARRAY);

@@ -26,13 +26,17 @@ volatile const __u64 alive_time = 0; // ns after the last sign of life the daemo
 // The rate limit of upcalls, per source: ns a packet costs, ns of credit.
 volatile const __u64 upcall_cost = 0, upcall_credit = 0;
 
-// These live in a map of their own that outlives the daemon. All are written by
-// userspace alone.
+// These live in a map of their own that outlives the daemon. All but sent
+// are written by userspace alone.
 #define SHARED SEC(".data.shared")
 volatile __u64 generation SHARED = 1; // of the policy in force: grows with every change
 volatile __u64 valid_from SHARED = 1; // flows of an older generation are judged again
 volatile __u64 alive SHARED = 0;      // CLOCK_MONOTONIC_COARSE ns of the daemon's last sign of life
 volatile __u32 nonce SHARED = 0;
+// Frames sent up, and how many may have been. With fail mode open only, where a
+// full ring lets pass: the kernel does not say that it is full.
+volatile __u64 sent SHARED = 0;
+volatile __u64 room SHARED = 0;
 
 // The generation of the last change that was about an address of the cell.
 struct {
@@ -475,6 +479,10 @@ INLINE int upcall(struct skb *skb, const struct packet *p, int egress, __u8 repl
 	if (!d) // being attached or detached
 		return leave(final);
 	__u32 n = skb->gso_segs && !cut ? skb->gso_segs : 1;
+	if (open && sent + n > room) {
+		add(COUNT_ALONE_PASS, 1);
+		return TCX_NEXT;
+	}
 	if (limited(d, p, egress, now, n)) {
 		add(COUNT_LIMITED, 1);
 		return TCX_DROP;
@@ -499,6 +507,8 @@ INLINE int upcall(struct skb *skb, const struct packet *p, int egress, __u8 repl
 	if (skb_store_bytes(skb, 6, meta, sizeof(meta), 0) < 0)
 		return leave(1);
 	add(COUNT_UPCALL, n);
+	if (open)
+		__sync_fetch_and_add(&sent, n);
 	return redirect(upcall_ifindex, 0);
 }
 
