@@ -39,6 +39,25 @@ func (v *View) Snapshot() *Snapshot {
 	return &Snapshot{Namespaces: v.Namespaces, Nodes: v.Nodes, Services: v.Services, Pods: v.pods.List()}
 }
 
+// Whole returns the snapshot that ViewOf was given, nil for other views.
+func (v *View) Whole() *Snapshot { return v.snap }
+
+// SameEndpoints reports whether the worlds of two views have the same pods. false
+// says nothing where one of the two is of a snapshot.
+func (v *View) SameEndpoints(o *View) bool {
+	if v.snap != nil || o.snap != nil {
+		return v == o
+	}
+	if !sameList(v.Namespaces, o.Namespaces) && !slices.EqualFunc(v.Namespaces, o.Namespaces, func(a, b Namespace) bool {
+		return a.Name == b.Name && sameMap(a.Labels, b.Labels)
+	}) {
+		return false
+	}
+	return !slices.ContainsFunc(v.pods.Since(o.pods), func(c PodChange) bool {
+		return c.Old != nil && len(c.Old.IPs) > 0 || c.New != nil && len(c.New.IPs) > 0
+	})
+}
+
 // Since returns which pods are others than in another view, which may be nil. ok
 // is false where that is not all that differs, or where the two cannot be
 // compared: for sure they are the same but for these pods only if it is true.
