@@ -157,4 +157,5 @@ type BackendStats struct {
 	Upcalls  uint64 // packets handed to userspace
 	Overflow uint64 // packets lost because a queue or ring was full
 	Restored uint64 // times the kernel side was put back after other software changed it
+	Fates    Fates  // every packet the kernel side saw, by what it did with it
 }

@@ -379,6 +379,19 @@ func (b *Backend) stats() dataplane.BackendStats {
 			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
 		Upcalls: b.count(countUpcall),
 	}
+	alone := dataplane.PassUnheard
+	if !b.config.Strict {
+		alone = dataplane.LeaveUnheard
+	}
+	for which, fate := range map[uint32]dataplane.Fate{
+		countHit: dataplane.PassAccepted, countUpcall: dataplane.FateUpcall, countLater: dataplane.LeaveLater,
+		countUnparsed: dataplane.LeaveUnparsed, countDrop: dataplane.DropUnparsed, countExempt: dataplane.PassExempt,
+		countDenied: dataplane.DropDenied, countLimited: dataplane.DropLimited, countAloneDrop: dataplane.DropUnheard,
+		countAlonePass: alone, countUnknown: dataplane.DropUnknownPod, countForged: dataplane.DropForged,
+		countForeign: dataplane.PassForeign, countStray: dataplane.DropStray,
+	} {
+		s.Fates[fate] = b.count(which)
+	}
 	if b.driver != nil {
 		s.Overflow = b.driver.lostPackets() + b.pair.lost()
 	}

@@ -295,10 +295,15 @@ func (b *Backend) refresh() {
 		b.unheard = max(b.unheard, queued-known)
 	}
 	b.stats.Bypassed = c[counterBypassed] - b.base[counterBypassed]
+	fates := &b.stats.Fates
+	fates[dataplane.PassAccepted] = b.stats.Bypassed
+	fates[dataplane.FateUpcall] = max(fates[dataplane.FateUpcall], queued-b.unheard)
 	if b.config.FailOpen {
 		b.stats.Bypassed += b.unheard
+		fates[dataplane.PassUnheard] = b.unheard
 	} else {
 		b.stats.Dropped = b.unheard
+		fates[dataplane.DropUnheard] = b.unheard
 	}
 }
 

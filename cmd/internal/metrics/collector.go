@@ -87,6 +87,7 @@ var (
 	latency       = desc("verdict_latency_seconds", "Time from receiving a packet's batch to handing its verdicts to the kernel, one observation per packet. The sum is an estimate within 13 %.", "backend")
 	kernelPassed  = desc("kernel_bypassed_packets_total", "Packets passed in the kernel without userspace.", "backend")
 	kernelDropped = desc("kernel_dropped_packets_total", "Packets dropped in the kernel without userspace, by an earlier verdict.", "backend")
+	kernelFates   = desc("kernel_packets_total", "Packets the kernel side of a backend saw, each once, by what it did with them and why: sent up to userspace, passed, left to the later hook (defer), dropped. docs/metrics.md has the reasons.", "backend", "disposition", "reason")
 	upcalls       = desc("kernel_upcalls_total", "Packets the kernel handed to userspace.", "backend")
 	overflow      = desc("kernel_overflow_packets_total", "Packets lost because a queue or ring between kernel and userspace was full.", "backend")
 	restored      = desc("kernel_restored_total", "Times the rules in the kernel were put back after other software had changed them.", "backend")
@@ -135,7 +136,7 @@ var (
 
 // all lists every metric, for Describe and for the documentation.
 var all = []*prometheus.Desc{
-	buildInfo, packets, problems, batches, remembered, answers, receiveErrors, applyErrors, latency, kernelPassed, kernelDropped, upcalls, overflow, restored,
+	buildInfo, packets, problems, batches, remembered, answers, receiveErrors, applyErrors, latency, kernelPassed, kernelDropped, kernelFates, upcalls, overflow, restored,
 	connections, connOpened, connReplaced, connEvicted, connExpired, connCut, connLookups,
 	ringDepth, ringCapacity, events, eventsLost,
 	auditEvents, auditRecords, auditDeduped, auditFolded, auditLost, auditUnresolved, auditLag, auditWindows, auditRotations, auditReopens,
@@ -172,6 +173,11 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		st := b.Stats()
 		s.counter(kernelPassed, st.Bypassed, b.Name())
 		s.counter(kernelDropped, st.Dropped, b.Name())
+		for i, n := range st.Fates {
+			if f := dataplane.Fate(i); n > 0 { // each backend has some of them only
+				s.counter(kernelFates, n, b.Name(), f.Disposition(), f.Reason())
+			}
+		}
 		s.counter(upcalls, st.Upcalls, b.Name())
 		s.counter(overflow, st.Overflow, b.Name())
 		s.counter(restored, st.Restored, b.Name())
