@@ -182,26 +182,5 @@ type BackendStats struct {
 	Upcalls  uint64 // packets handed to userspace
 	Overflow uint64 // packets lost because a queue or ring was full
 	Restored uint64 // times the kernel side was put back after other software changed it
-	// Kernel has every way a packet leaves the kernel side, one entry each, always
-	// all of them and in the same order. Nothing the kernel side sees is in none or
-	// in two, so they add up to what it saw.
-	Kernel []KernelCount
+	Fates    Fates  // every packet the kernel side saw, by what it did with it
 }
-
-// KernelCount is how many packets left the kernel side of a backend one way.
-type KernelCount struct {
-	Outcome KernelOutcome
-	Reason  string // of a fixed, small set per backend, in snake_case
-	Packets uint64 // since the backend started
-}
-
-// KernelOutcome is what the kernel side did with a packet.
-type KernelOutcome string
-
-// The outcomes.
-const (
-	KernelPassed   KernelOutcome = "passed"   // for good, at this place
-	KernelDropped  KernelOutcome = "dropped"  // for good
-	KernelDeferred KernelOutcome = "deferred" // to a later hook, if there is one; it passes if there is none
-	KernelUpcall   KernelOutcome = "upcall"   // to userspace, whose verdict counts there
-)

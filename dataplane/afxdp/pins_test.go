@@ -343,6 +343,20 @@ func TestCountersAddUp(t *testing.T) {
 		got, want := r.fates(t)-before, frames(t, r.NS, a, b)-seen
 		return got >= want && got-want <= r.counter(t, countUpcall)+r.counter(t, countDrop)+r.counter(t, countDenied)
 	})
+	st := r.backend.Stats()
+	f := &st.Fates
+	if n := r.fates(t); f.Total()-f[dataplane.DropStray] != n || f[dataplane.FateUpcall] != st.Upcalls || f[dataplane.PassAccepted] != st.Bypassed {
+		t.Errorf("%d packets at the devices, reported as %+v", n, st)
+	}
+	var dropped uint64
+	for i, n := range f {
+		if dataplane.Fate(i).Disposition() == "drop" {
+			dropped += n
+		}
+	}
+	if dropped != st.Dropped || dropped == 0 {
+		t.Errorf("%d packets dropped by fate, %d in all", dropped, st.Dropped)
+	}
 	n := r.counter(t, countReceived)
 	if up := uint64(len(r.upcalls())); n != up || r.counter(t, countUpcall) != up {
 		t.Errorf("%d packets sent up, %d received, %d judged", r.counter(t, countUpcall), n, up)

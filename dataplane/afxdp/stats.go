@@ -2,30 +2,6 @@ package afxdp
 
 import "github.com/tierwall/tierwall/dataplane"
 
-// kernelWays names the ways out of the programs on pods' devices and uplinks:
-// enum counter has what each means. countStray to countUnheard are about frames
-// on the upcall pair, which have been counted as upcalls before.
-var kernelWays = []struct {
-	counter uint32
-	outcome dataplane.KernelOutcome
-	reason  string
-}{
-	{countHit, dataplane.KernelPassed, "known_flow"},
-	{countReturned, dataplane.KernelPassed, "returned"},
-	{countExempt, dataplane.KernelPassed, "exempt"},
-	{countForeign, dataplane.KernelPassed, "foreign"},
-	{countUpcall, dataplane.KernelUpcall, "unknown_flow"},
-	{countLater, dataplane.KernelDeferred, "known_flow"},
-	{countUnparsed, dataplane.KernelDeferred, "unparsed"},
-	{countAlonePass, dataplane.KernelDeferred, "no_daemon"},
-	{countDrop, dataplane.KernelDropped, "unparsed"},
-	{countDenied, dataplane.KernelDropped, "denied_flow"},
-	{countLimited, dataplane.KernelDropped, "rate_limit"},
-	{countAloneDrop, dataplane.KernelDropped, "no_daemon"},
-	{countUnknown, dataplane.KernelDropped, "unknown_pod"},
-	{countForged, dataplane.KernelDropped, "forged_source"},
-}
-
 // Stats implements dataplane.Backend.
 func (b *Backend) Stats() dataplane.BackendStats {
 	var s dataplane.BackendStats
@@ -48,9 +24,18 @@ func (b *Backend) stats() dataplane.BackendStats {
 			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
 		Upcalls: b.count(countUpcall),
 	}
-	s.Kernel = make([]dataplane.KernelCount, len(kernelWays))
-	for i, w := range kernelWays {
-		s.Kernel[i] = dataplane.KernelCount{Outcome: w.outcome, Reason: w.reason, Packets: b.count(w.counter)}
+	alone := dataplane.PassUnheard
+	if !b.config.Strict {
+		alone = dataplane.LeaveUnheard
+	}
+	for which, fate := range map[uint32]dataplane.Fate{
+		countHit: dataplane.PassAccepted, countUpcall: dataplane.FateUpcall, countLater: dataplane.LeaveLater,
+		countUnparsed: dataplane.LeaveUnparsed, countDrop: dataplane.DropUnparsed, countExempt: dataplane.PassExempt,
+		countDenied: dataplane.DropDenied, countLimited: dataplane.DropLimited, countAloneDrop: dataplane.DropUnheard,
+		countAlonePass: alone, countUnknown: dataplane.DropUnknownPod, countForged: dataplane.DropForged,
+		countForeign: dataplane.PassForeign, countStray: dataplane.DropStray,
+	} {
+		s.Fates[fate] = b.count(which)
 	}
 	if b.driver != nil {
 		s.Overflow = b.driver.lostPackets() + b.pair.lost()

@@ -48,14 +48,13 @@ type Backend struct {
 	drivers []*driver
 	tags    *tags
 
-	mu       sync.Mutex // Stats may be asked for while Update or Close runs
-	fw       *firewall
-	stats    dataplane.BackendStats
-	bypassed uint64 // packets of accepted connections, see refresh
-	losses   *queueLosses
-	base     map[string]uint64 // the kernel's counters when we began
-	unheard  uint64            // packets that met a queue without listener
-	closed   bool
+	mu      sync.Mutex // Stats may be asked for while Update or Close runs
+	fw      *firewall
+	stats   dataplane.BackendStats
+	losses  *queueLosses
+	base    map[string]uint64 // the kernel's counters when we began
+	unheard uint64            // packets that met a queue without listener
+	closed  bool
 }
 
 var (
@@ -258,26 +257,14 @@ func (b *Backend) ownAddrs() (map[flow.Addr]struct{}, error) {
 // Stats implements dataplane.Backend. Every packet the rules put into a queue is in
 // exactly one of Upcalls, Overflow and, for those that met a queue without
 // listener, Dropped. With FailOpen these, and those that found a queue full, are in
-// Bypassed. Any goroutine may call it; after
-// Close it returns the last totals.
+// Bypassed. Any goroutine may call it; after Close it returns the last totals.
 func (b *Backend) Stats() dataplane.BackendStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.closed {
 		b.refresh()
 	}
-	st := b.stats
-	unheard := dataplane.KernelDropped
-	if b.config.FailOpen {
-		unheard = dataplane.KernelPassed
-	}
-	st.Kernel = []dataplane.KernelCount{
-		{Outcome: dataplane.KernelPassed, Reason: "known_connection", Packets: b.bypassed},
-		{Outcome: dataplane.KernelUpcall, Reason: "unknown_connection", Packets: st.Upcalls},
-		{Outcome: dataplane.KernelDropped, Reason: "queue_full", Packets: st.Overflow},
-		{Outcome: unheard, Reason: "no_daemon", Packets: b.unheard},
-	}
-	return st
+	return b.stats
 }
 
 // refresh reads the kernel's counters; what cannot be read keeps its last value.
@@ -306,12 +293,16 @@ func (b *Backend) refresh() {
 	if known := b.stats.Upcalls + b.stats.Overflow + waiting; cerr == nil && lerr == nil && queued > known {
 		b.unheard = max(b.unheard, queued-known)
 	}
-	b.bypassed = c[counterBypassed] - b.base[counterBypassed]
-	b.stats.Bypassed = b.bypassed
+	b.stats.Bypassed = c[counterBypassed] - b.base[counterBypassed]
+	fates := &b.stats.Fates
+	fates[dataplane.PassAccepted] = b.stats.Bypassed
+	fates[dataplane.FateUpcall] = max(fates[dataplane.FateUpcall], queued-b.unheard)
 	if b.config.FailOpen {
 		b.stats.Bypassed += b.unheard
+		fates[dataplane.PassUnheard] = b.unheard
 	} else {
 		b.stats.Dropped = b.unheard
+		fates[dataplane.DropUnheard] = b.unheard
 	}
 }
 

@@ -42,11 +42,16 @@ struct {
 	TYPE(value, __u64);
 } counters SEC(".maps");
 
-INLINE int drop(__u32 which)
+INLINE void count(__u32 which)
 {
 	__u64 *c = map_lookup(&counters, &which);
 	if (c)
 		*c += 1;
+}
+
+INLINE int drop(__u32 which)
+{
+	count(which);
 	return XDP_DROP;
 }
 
@@ -145,8 +150,10 @@ SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 	__u32 ifindex = ctx->ingress_ifindex;
 	struct guard *g = map_lookup(&guards, &ifindex);
 	struct frame f;
-	if (!g || !read(ctx, &f))
+	if (!g || !read(ctx, &f)) {
+		count(COUNT_EXEMPT);
 		return XDP_PASS;
+	}
 	switch (guard_source(g, &f.src, ifindex)) {
 	case GUARD_UNKNOWN:
 		return drop(COUNT_UNKNOWN);
@@ -154,10 +161,13 @@ SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 		// Neighbour discovery starts before there is an address, and from
 		// link-local ones; the kernel sends nothing of the kind on.
 		if ((f.src.words[0] & htonl(0xffc00000)) == htonl(0xfe800000) ||
-		    !(f.src.words[0] | f.src.words[1] | f.src.words[2] | f.src.words[3]))
+		    !(f.src.words[0] | f.src.words[1] | f.src.words[2] | f.src.words[3])) {
+			count(COUNT_EXEMPT);
 			return XDP_PASS;
+		}
 		return drop(COUNT_FORGED);
 	default:
+		count(COUNT_UNPARSED);
 		return XDP_PASS;
 	}
 }
