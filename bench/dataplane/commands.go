@@ -46,7 +46,7 @@ nf_tables. Progress goes to standard error.`,
 				return fmt.Errorf("-o %s: want one of %q", format, formats)
 			}
 			for _, s := range c.Subjects {
-				if !slices.Contains(allSubjects, s) {
+				if !slices.Contains(allSubjects, withoutCopy(s)) {
 					return fmt.Errorf("--subjects %s: want some of %q", s, allSubjects)
 				}
 			}
@@ -91,7 +91,7 @@ nf_tables. Progress goes to standard error.`,
 	f.IntVar(&c.Rounds, "rounds", 0, "rounds; 0 is the command's default")
 	f.DurationVar(&c.Patience, "patience", 30*time.Second, "how long to wait, in all, for moments in which nobody else uses the machine")
 	f.DurationVar(&c.Window, "window", 0, "length of one measurement; 0 is the command's default")
-	f.StringSliceVar(&c.Subjects, "subjects", nil, fmt.Sprintf("some of %q", allSubjects))
+	f.StringSliceVar(&c.Subjects, "subjects", nil, fmt.Sprintf("some of %q; kernel#2 is another kernel, to see how far two of a kind are apart", allSubjects))
 	if name == "dataplane" {
 		f.StringSliceVar(&c.Measurements, "measurements", nil, fmt.Sprintf("some of %q", allMeasurements))
 	}
