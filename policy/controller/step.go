@@ -239,6 +239,7 @@ func (c *Controller) stepped(table *classifier.Table, d *classifier.Delta, edits
 // taken notes that objects, which differ by edits from those of the last attempt,
 // are in force.
 func (c *Controller) taken(objs []*api.Object, edits []edit) {
+	c.last.objects = objs
 	if len(edits) == 0 {
 		return
 	}
@@ -252,7 +253,6 @@ func (c *Controller) taken(objs []*api.Object, edits []edit) {
 			c.last.hosts = c.last.hosts || lower.DependsOnHosts([]*api.Object{e.new})
 		}
 	}
-	c.last.objects = objs
 	c.last.built.objects = instead(objs, c.last.built.refused)
 	c.last.built.set, c.last.whole = rule.Set{}, false // of other objects
 	c.input = c.last.built.objects

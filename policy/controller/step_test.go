@@ -290,7 +290,7 @@ func status(c *Controller) string {
 // one that looks at everything each time. Their tables must decide alike, by the
 // same rule, and their status must be the same.
 func TestStepsEqualLoads(t *testing.T) {
-	seeds := uint64(24)
+	seeds := uint64(16)
 	if testing.Short() {
 		seeds = 8
 	}

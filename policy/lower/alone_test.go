@@ -29,7 +29,7 @@ func TestAlone(t *testing.T) {
 		if len(found.Errors)+len(found.Warnings) > 0 || !lower.StandsAlone(o) {
 			t.Errorf("%s: %+v", o.Ref(), found)
 		}
-		var want = all
+		want := all
 		want.Rules, want.Isolations = nil, nil
 		for _, r := range all.Rules {
 			if r.Origin.Namespace == o.Namespace && r.Origin.Name == o.Name {
