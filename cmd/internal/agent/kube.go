@@ -199,8 +199,12 @@ func (c *cluster) release(ctx context.Context, control *controller.Controller) {
 		case <-ctx.Done():
 			return
 		case <-time.After(releaseAfter):
-			debug.FreeOSMemory()
 		}
+		select {
+		case <-c.read: // before now
+		default:
+		}
+		debug.FreeOSMemory()
 		select {
 		case <-ctx.Done():
 			return
