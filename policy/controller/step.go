@@ -157,20 +157,13 @@ func (c *Controller) alone(e *edit, view *inventory.View) bool {
 		return false
 	}
 	silent := func(l diag.List) bool { return len(l.Errors)+len(l.Warnings) == 0 }
-	lowered := func(o *api.Object) (rule.Set, diag.List) { return lower.Alone(o, view.Namespace(o.Namespace)) }
 	if e.old != nil {
-		if !lower.StandsAlone(e.old) {
-			return false
-		}
-		if _, found := lowered(e.old); !silent(found) {
+		if _, found := lower.Alone(e.old, view); !silent(found) {
 			return false
 		}
 	}
 	if e.new != nil {
-		if !lower.StandsAlone(e.new) {
-			return false
-		}
-		if e.now, e.found = lowered(e.new); !silent(e.found) {
+		if e.now, e.found = lower.Alone(e.new, view); !silent(e.found) {
 			return false
 		}
 	}
@@ -246,6 +239,7 @@ func (c *Controller) stepped(table *classifier.Table, d *classifier.Delta, edits
 // taken notes that objects, which differ by edits from those of the last attempt,
 // are in force.
 func (c *Controller) taken(objs []*api.Object, edits []edit) {
+	c.last.objects = objs
 	if len(edits) == 0 {
 		return
 	}
@@ -256,9 +250,9 @@ func (c *Controller) taken(objs []*api.Object, edits []edit) {
 		if e.new != nil {
 			c.isolation.judged.now[e.new] = e.found
 			c.isolation.good[e.ref] = e.new
+			c.last.hosts = c.last.hosts || lower.DependsOnHosts([]*api.Object{e.new})
 		}
 	}
-	c.last.objects = objs
 	c.last.built.objects = instead(objs, c.last.built.refused)
 	c.last.built.set, c.last.whole = rule.Set{}, false // of other objects
 	c.input = c.last.built.objects

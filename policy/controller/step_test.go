@@ -162,7 +162,7 @@ func (w *town) policy() {
 	}
 	n := r.IntN(len(templates))
 	if r.IntN(6) > 0 {
-		n = r.IntN(3)
+		n = r.IntN(5)
 	}
 	key := fmt.Sprintf("%02d-%d", n, r.IntN(5))
 	w.toggle(key, func(string) string {
@@ -290,7 +290,7 @@ func status(c *Controller) string {
 // one that looks at everything each time. Their tables must decide alike, by the
 // same rule, and their status must be the same.
 func TestStepsEqualLoads(t *testing.T) {
-	seeds := uint64(40)
+	seeds := uint64(16)
 	if testing.Short() {
 		seeds = 8
 	}
@@ -384,6 +384,47 @@ func TestStepsEqualLoads(t *testing.T) {
 	t.Logf("%d updates, %d tables, %d of them by steps", all, tables, steps)
 	if steps < tables/3 {
 		t.Errorf("only %d of %d tables are made by steps", steps, tables)
+	}
+}
+
+// TestFirstCiliumPolicy: from the step that brings the first object that depends on
+// host-network pods on, these are looked at.
+func TestFirstCiliumPolicy(t *testing.T) {
+	w := newTown(t, rand.New(rand.NewPCG(3, 4)))
+	w.pods, w.policies = inventory.PodEditor{}, map[string]*api.Object{}
+	w.pods.Put(inventory.Pod{Namespace: "x", Name: "client", Node: "n1", Labels: map[string]string{"app": "a"}, IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}})
+	var p last
+	c, err := New(Config{Source: w, Publisher: &p, Node: "n1", Isolate: true, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := flow.MakeKey(flow.TCP, netip.MustParseAddrPort("10.0.0.1:1024"), netip.MustParseAddrPort("192.0.2.9:80"))
+	for _, s := range []struct {
+		what   string
+		change func()
+		want   classifier.Verdict
+	}{
+		{"no policy", func() {}, classifier.Allow},
+		{"to a block outside", func() {
+			w.policies["a"] = fixture.MustObjects(t, `apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: a, namespace: x}
+spec: {endpointSelector: {}, egress: [{toCIDR: [192.0.2.0/24]}]}`)[0]
+		}, classifier.Allow},
+		{"the address is that of a pod on the host network", func() {
+			w.pods.Put(inventory.Pod{Namespace: "x", Name: "host", Node: "n2", HostNetwork: true, IPs: []netip.Addr{netip.MustParseAddr("192.0.2.9")}})
+		}, classifier.Drop},
+		{"not any longer", func() { w.pods.Delete("x", "host") }, classifier.Allow},
+	} {
+		s.change()
+		w.view = inventory.NewView(w.namespaces, w.nodes, w.services, w.pods.Pods())
+		w.objs = slices.Collect(maps.Values(w.policies))
+		if err := c.update(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := p.table.Lookup(k).Verdict; got != s.want {
+			t.Errorf("%s: %s, want %s", s.what, got, s.want)
+		}
 	}
 }
 

@@ -39,6 +39,17 @@ func (v *View) Snapshot() *Snapshot {
 	return &Snapshot{Namespaces: v.Namespaces, Nodes: v.Nodes, Services: v.Services, Pods: v.pods.List()}
 }
 
+// EachPod calls f with every pod, in order. What f gets is read only.
+func (v *View) EachPod(f func(*Pod)) {
+	if v.snap == nil {
+		v.pods.Each(f)
+		return
+	}
+	for i := range v.snap.Pods {
+		f(&v.snap.Pods[i])
+	}
+}
+
 // Whole returns the snapshot that ViewOf was given, nil for other views.
 func (v *View) Whole() *Snapshot { return v.snap }
 

@@ -39,6 +39,9 @@ type Config struct {
 	// OnNode, if not nil, is told of every Node as the API server sends it. It must
 	// return quickly, and not keep or change the Node.
 	OnNode func(*corev1.Node)
+	// OnList, if not nil, is told when all of a resource has been read, which leaves
+	// garbage of the size of what was read. It must return quickly.
+	OnList func(resource string, objects int)
 	// Logger receives changes of state. nil means slog.Default.
 	Logger *slog.Logger
 }
@@ -127,6 +130,9 @@ func New(cfg Config) (*Source, error) {
 	}
 	if cfg.OnNode == nil {
 		cfg.OnNode = func(*corev1.Node) {}
+	}
+	if cfg.OnList == nil {
+		cfg.OnList = func(string, int) {}
 	}
 	s := &Source{
 		cfg: cfg, log: cfg.Logger, changes: make(chan struct{}, 1), ready: make(chan struct{}), rescan: make(chan struct{}, 1), keep: make(chan struct{}, 1),
