@@ -204,6 +204,9 @@ func (b *Backend) load(maxFrame int) error {
 	spec.Maps["flows"].MaxEntries = uint32(b.config.FlowEntries)
 	spec.Maps["later"].MaxEntries = uint32(b.config.LaterEntries)
 	spec.Maps["denied"].MaxEntries = uint32(b.config.LaterEntries)
+	if err := b.config.sizeFront(spec); err != nil {
+		return err
+	}
 	bit := map[bool]uint8{true: 1}
 	t := b.config.Timeouts
 	cost, credit := b.config.upcallLimit()
@@ -289,6 +292,7 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 		}
 		b.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
 		err := b.refresh()
+		b.guardChanged()     // a generation begins anyway
 		if b.driver == nil { // nothing is remembered
 			return err
 		}
