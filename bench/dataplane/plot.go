@@ -29,7 +29,7 @@ var (
 	white  = color.RGBA{0xff, 0xff, 0xff, 0xff}
 	ink    = color.RGBA{0x20, 0x20, 0x20, 0xff}
 	pale   = color.RGBA{0x70, 0x70, 0x70, 0xff}
-	others = color.RGBA{0x9a, 0xa5, 0xb1, 0xff}
+	theirs = color.RGBA{0x9a, 0xa5, 0xb1, 0xff}
 	ours   = color.RGBA{0x2f, 0x6f, 0xb3, 0xff}
 )
 
@@ -95,7 +95,7 @@ func (r *Report) plot(c canvas, measurement string, results []Result) {
 	for i, res := range results {
 		_, subject := split(res.Case)
 		y := float64(plotTop + i*plotRow)
-		fill := others
+		fill := theirs
 		switch subject {
 		case subjectNFQueue, subjectAFXDP, subjectAuto:
 			fill = ours

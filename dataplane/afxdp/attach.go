@@ -168,6 +168,15 @@ func (b *Backend) startGuard() (err error) {
 	return b.startUplinks()
 }
 
+// guardChanged reports whether what the guard knows has changed since the last
+// call. Then somebody must start a generation: what CPUs noted of flows says that
+// the guard let their packets in.
+func (b *Backend) guardChanged() bool {
+	changed := b.guards.changed || b.pods.changed || b.ranges.changed
+	b.guards.changed, b.pods.changed, b.ranges.changed = false, false, false
+	return changed
+}
+
 // stopGuard undoes startGuard, as far as it came.
 func (b *Backend) stopGuard() error {
 	errs := []error{b.stopUplinks()}

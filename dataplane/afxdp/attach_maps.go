@@ -44,8 +44,9 @@ func makePrefixKey(p netip.Prefix) prefixKey {
 // mirror writes a kernel map that nobody else writes, and remembers what is in
 // it, so that setting it to what it is costs no system call.
 type mirror[K, V comparable] struct {
-	m     *ebpf.Map
-	known map[K]V
+	m       *ebpf.Map
+	known   map[K]V
+	changed bool // written to since somebody looked; see Backend.settle
 }
 
 // newMirror takes over what is in the map already.
@@ -70,7 +71,7 @@ func (r *mirror[K, V]) put(k K, v V) error {
 	if err := r.m.Put(&k, &v); err != nil {
 		return fmt.Errorf("write map %s: %w", r.m, err)
 	}
-	r.known[k] = v
+	r.known[k], r.changed = v, true
 	return nil
 }
 
@@ -79,6 +80,7 @@ func (r *mirror[K, V]) drop(k K) error {
 		return fmt.Errorf("write map %s: %w", r.m, err)
 	}
 	delete(r.known, k)
+	r.changed = true
 	return nil
 }
 

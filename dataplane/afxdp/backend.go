@@ -210,6 +210,9 @@ func (b *Backend) load(maxFrame int) error {
 	spec.Maps["flows"].MaxEntries = uint32(b.config.FlowEntries)
 	spec.Maps["later"].MaxEntries = uint32(b.config.LaterEntries)
 	spec.Maps["denied"].MaxEntries = uint32(b.config.LaterEntries)
+	if err := b.config.sizeFront(spec); err != nil {
+		return err
+	}
 	bit := map[bool]uint8{true: 1}
 	t := b.config.Timeouts
 	cost, credit := b.config.upcallLimit()
@@ -296,6 +299,7 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 		b.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
 		// What is not ours any more goes whatever keeps a device from being ours.
 		err := errors.Join(b.refresh(), b.release())
+		b.guardChanged()     // a generation begins anyway
 		if b.driver == nil { // nothing is remembered
 			return err
 		}

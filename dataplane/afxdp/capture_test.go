@@ -11,7 +11,7 @@ import (
 )
 
 // capture returns the frames a device receives from now on, one per call.
-func capture(t *testing.T, ns *netlab.NS, dev string) func() []byte {
+func capture(t testing.TB, ns *netlab.NS, dev string) func() []byte {
 	t.Helper()
 	l, err := ns.Link(dev)
 	if err != nil {
@@ -42,6 +42,29 @@ func capture(t *testing.T, ns *netlab.NS, dev string) func() []byte {
 			if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype != unix.PACKET_OUTGOING {
 				return buf[:n]
 			}
+		}
+	}
+}
+
+// inject returns a function that sends frames from a device, as they are.
+func inject(t testing.TB, ns *netlab.NS, dev string) func(frame []byte) {
+	t.Helper()
+	l, err := ns.Link(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := -1
+	if err := ns.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0) // receives nothing
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return func(frame []byte) {
+		t.Helper()
+		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index}); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -28,7 +28,7 @@ type Config struct {
 	// default 2048. A burst of more first packets than that is lost.
 	Ring int
 	// FlowEntries bounds the accepted connections the kernel remembers; default
-	// 262144 (about 36 MB). LaterEntries bounds the flows known to be the later
+	// 262144 (about 33 MB). LaterEntries bounds the flows known to be the later
 	// hook's business, and those remembered as denied; default 65536.
 	FlowEntries, LaterEntries int
 	// PinPath is a directory in a BPF file system, which is mounted if missing,

@@ -52,6 +52,10 @@
 //     no neighbours, no IPv6, and pods have no route to it. Both of its programs
 //     drop frames without our metadata; the nonce in it keeps out frames of a
 //     pair that was there before. It is no secret and need not be one.
+//   - An accepted flow is accepted for the pods that have its addresses: the guard
+//     looks at the device its packets come from.
+//   - An upcall rate limit is per device for packets from pods, so that made-up
+//     source addresses neither evade it nor use up somebody else's.
 //   - A packet accepted under one destination and led to another one by DNAT needs
 //     a flow entry under its new name at the new destination's device: it bears
 //     the fast mark, which no entry of the other name can satisfy.
@@ -76,16 +80,16 @@
 // judging to the later hook. Uplinks may have one that drops early what "denied"
 // knows. Nobody else's program is ever replaced.
 //
-//   - The second look into the flow map is spared where the same CPU has just
-//     found the very same key for a packet from a pod, under the same generation
-//     of the policy, and the packet bears the fast mark: that is what the second
-//     look would say. DNAT makes another key, and any change of policy another
-//     generation.
-//   - An accepted flow is accepted for the pods that have its addresses. The
-//     device a packet of it comes from is checked once per flow and device, and
-//     noted in the flow's entry.
-//   - An upcall rate limit is per device for packets from pods, so that made-up
-//     source addresses neither evade it nor use up somebody else's.
+// # The front cache
+//
+// Most packets of accepted flows never get as far as the flow map: each CPU keeps
+// the tuples it found there, as they are in the headers, in a table of 4096 slots
+// (bpf/front.h). A slot is good for the device its packets came from and under
+// the generation it was noted under; every change of policy, and every change of
+// what the guard knows, starts another one. After half a second, or a quarter of
+// the shortest idle time, the flow is looked up all the same: that keeps it in its
+// map and its idle time true. Packets that open or close a connection, or have
+// anything unusual about them, always take the long way.
 //
 // # Flows
 //

@@ -19,7 +19,7 @@ import (
 //
 //	flow counts  ⇔  its generation ≥ floor, cell(A) and cell(B)
 //
-// The kernel side has the same rule: current in bpf/pod.c. A cell is a bucket of
+// The kernel side has the same rule: current in bpf/flows.h. A cell is a bucket of
 // addresses, so a change now and then concerns a flow that merely shares one: it
 // is judged once more.
 type epoch struct {
@@ -58,8 +58,17 @@ func (e *epoch) advance(c dataplane.Change) error {
 	if err := e.invalidate(c, g); err != nil {
 		return fmt.Errorf("start generation %d: %w", g, err)
 	}
-	// Last: it ends what CPUs noted while the marks above were being set.
+	// Last: it ends what CPUs noted (bpf/front.h) before and while the marks
+	// above were being set.
 	return e.shared.generation.Set(g)
+}
+
+// renew starts a new generation that is about nobody: all flows count as before,
+// but what CPUs noted of them does not, and is looked up once more.
+func (e *epoch) renew() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.shared.generation.Set(e.generation.Add(1))
 }
 
 func (e *epoch) invalidate(c dataplane.Change, g uint64) error {

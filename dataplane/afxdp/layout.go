@@ -29,7 +29,7 @@ func makeFlowKey(k *flow.Key) (f flowKey, back bool) {
 	return flowKey{A: k.Src, B: k.Dst, APort: k.SrcPort, BPort: k.DstPort, Proto: k.Proto}, false
 }
 
-// fromB orders the ends as the kernel side does: above in bpf/pod.c.
+// fromB orders the ends as the kernel side does: above in bpf/parse.h.
 func fromB(k *flow.Key) bool {
 	switch t := k.DstPort >> 8; k.Proto {
 	case flow.ICMP:
@@ -68,8 +68,7 @@ func requestPort(k *flow.Key) uint16 {
 // flowState is struct flow.
 type flowState struct {
 	Generation uint64
-	Last       uint64    // ns of CLOCK_MONOTONIC_COARSE
-	Ifindex    [2]uint32 // written by the kernel side
+	Last       uint64 // ns of CLOCK_MONOTONIC_COARSE
 	Cell       [2]uint16
 	Flags      uint32
 }

@@ -26,7 +26,7 @@ func TestLayout(t *testing.T) {
 		want []string
 	}{
 		{"flow_key", flowKey{}, spec.Maps["flows"].Key, spec.Maps["flows"].KeySize, []string{"a", "b", "aport", "bport", "proto", "back", "zero"}},
-		{"flow", flowState{}, spec.Maps["flows"].Value, spec.Maps["flows"].ValueSize, []string{"generation", "last", "ifindex", "cell", "flags"}},
+		{"flow", flowState{}, spec.Maps["flows"].Value, spec.Maps["flows"].ValueSize, []string{"generation", "last", "cell", "flags"}},
 		{"device", deviceState{}, spec.Maps["devices"].Value, spec.Maps["devices"].ValueSize, []string{"own", "peer", "zero", "due"}},
 	} {
 		s, ok := c.btf.(*btf.Struct)

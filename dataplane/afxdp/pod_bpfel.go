@@ -22,8 +22,8 @@ const (
 	podMapDenied         = "denied"
 	podMapDevices        = "devices"
 	podMapFlows          = "flows"
+	podMapFront          = "front"
 	podMapGuards         = "guards"
-	podMapLast           = "last"
 	podMapLater          = "later"
 	podMapLocalPods      = "local_pods"
 	podMapNodeAddresses  = "node_addresses"
@@ -38,6 +38,9 @@ const (
 	podVarAliveTime      = "alive_time"
 	podVarAntiSpoofing   = "anti_spoofing"
 	podVarDenyTime       = "deny_time"
+	podVarFrontMask      = "front_mask"
+	podVarFrontTicks     = "front_ticks"
+	podVarFrontTime      = "front_time"
 	podVarGeneration     = "generation"
 	podVarIdleClosing    = "idle_closing"
 	podVarIdleIcmp       = "idle_icmp"
@@ -119,8 +122,8 @@ type podMapSpecs struct {
 	Denied        *ebpf.MapSpec `ebpf:"denied"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	Front         *ebpf.MapSpec `ebpf:"front"`
 	Guards        *ebpf.MapSpec `ebpf:"guards"`
-	Last          *ebpf.MapSpec `ebpf:"last"`
 	Later         *ebpf.MapSpec `ebpf:"later"`
 	LocalPods     *ebpf.MapSpec `ebpf:"local_pods"`
 	NodeAddresses *ebpf.MapSpec `ebpf:"node_addresses"`
@@ -137,6 +140,9 @@ type podVariableSpecs struct {
 	AliveTime     *ebpf.VariableSpec `ebpf:"alive_time"`
 	AntiSpoofing  *ebpf.VariableSpec `ebpf:"anti_spoofing"`
 	DenyTime      *ebpf.VariableSpec `ebpf:"deny_time"`
+	FrontMask     *ebpf.VariableSpec `ebpf:"front_mask"`
+	FrontTicks    *ebpf.VariableSpec `ebpf:"front_ticks"`
+	FrontTime     *ebpf.VariableSpec `ebpf:"front_time"`
 	Generation    *ebpf.VariableSpec `ebpf:"generation"`
 	IdleClosing   *ebpf.VariableSpec `ebpf:"idle_closing"`
 	IdleIcmp      *ebpf.VariableSpec `ebpf:"idle_icmp"`
@@ -186,8 +192,8 @@ type podMaps struct {
 	Denied        *ebpf.Map `ebpf:"denied"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	Flows         *ebpf.Map `ebpf:"flows"`
+	Front         *ebpf.Map `ebpf:"front"`
 	Guards        *ebpf.Map `ebpf:"guards"`
-	Last          *ebpf.Map `ebpf:"last"`
 	Later         *ebpf.Map `ebpf:"later"`
 	LocalPods     *ebpf.Map `ebpf:"local_pods"`
 	NodeAddresses *ebpf.Map `ebpf:"node_addresses"`
@@ -204,8 +210,8 @@ func (m *podMaps) Close() error {
 		m.Denied,
 		m.Devices,
 		m.Flows,
+		m.Front,
 		m.Guards,
-		m.Last,
 		m.Later,
 		m.LocalPods,
 		m.NodeAddresses,
@@ -223,6 +229,9 @@ type podVariables struct {
 	AliveTime     *ebpf.Variable `ebpf:"alive_time"`
 	AntiSpoofing  *ebpf.Variable `ebpf:"anti_spoofing"`
 	DenyTime      *ebpf.Variable `ebpf:"deny_time"`
+	FrontMask     *ebpf.Variable `ebpf:"front_mask"`
+	FrontTicks    *ebpf.Variable `ebpf:"front_ticks"`
+	FrontTime     *ebpf.Variable `ebpf:"front_time"`
 	Generation    *ebpf.Variable `ebpf:"generation"`
 	IdleClosing   *ebpf.Variable `ebpf:"idle_closing"`
 	IdleIcmp      *ebpf.Variable `ebpf:"idle_icmp"`

@@ -133,6 +133,9 @@ func (b *Backend) follow() {
 				err = errors.Join(err, b.refresh())
 				pending, last = false, time.Now()
 			}
+			if b.guardChanged() && b.driver != nil {
+				err = errors.Join(err, b.epoch.renew())
+			}
 			return err
 		})
 		if err != nil {

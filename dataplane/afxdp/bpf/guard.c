@@ -8,56 +8,15 @@
 // late, because userspace denied it a moment ago, and what claims to come from a
 // pod of this node. Neither lets in anything that would not get in without it.
 
-#include "tierwall.h"
 #include "guard.h"
-
-// As in pod.c, whose maps these are when its programs are there too.
-volatile const __u64 deny_time = 0;
-#define SHARED SEC(".data.shared")
-volatile __u64 generation SHARED = 1;
-volatile __u64 valid_from SHARED = 1;
-volatile __u64 alive SHARED = 0;
-volatile __u32 nonce SHARED = 0;
-volatile __u64 sent SHARED = 0;
-volatile __u64 room SHARED = 0;
-
-struct {
-	UINT(type, MAP_ARRAY);
-	UINT(max_entries, CELLS);
-	TYPE(key, __u32);
-	TYPE(value, __u64);
-} cells SEC(".maps");
-
-struct {
-	UINT(type, MAP_LRU_HASH);
-	UINT(max_entries, 65536);
-	TYPE(key, struct flow_key);
-	TYPE(value, struct flow);
-} denied SEC(".maps");
-
-struct {
-	UINT(type, MAP_PERCPU_ARRAY);
-	UINT(max_entries, COUNTERS);
-	TYPE(key, __u32);
-	TYPE(value, __u64);
-} counters SEC(".maps");
-
-INLINE void count(__u32 which)
-{
-	__u64 *c = map_lookup(&counters, &which);
-	if (c)
-		*c += 1;
-}
+#include "packet.h"
+#include "state.h"
 
 INLINE int drop(__u32 which)
 {
-	count(which);
+	add(which, 1);
 	return XDP_DROP;
 }
-
-enum { ETHER = 14, IPV4 = 20, IPV6 = 40 };
-enum { ETH_IPV4 = 0x0800, ETH_IPV6 = 0x86dd };
-enum { TCP = 6, UDP = 17, SCTP = 132 };
 
 struct frame {
 	struct address src, dst;
@@ -107,13 +66,6 @@ INLINE int above(const struct frame *f, __u16 sport, __u16 dport)
 	return sport > dport;
 }
 
-INLINE __u64 changed(__u16 cell)
-{
-	__u32 i = cell & (CELLS - 1);
-	__u64 *g = map_lookup(&cells, &i);
-	return g ? *g : ~0ULL;
-}
-
 // refused reports whether userspace denied the packet's flow, in its direction,
 // a moment ago and under the policy in force.
 INLINE int refused(const struct frame *f)
@@ -151,7 +103,7 @@ SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 	struct guard *g = map_lookup(&guards, &ifindex);
 	struct frame f;
 	if (!g || !read(ctx, &f)) {
-		count(COUNT_EXEMPT);
+		add(COUNT_EXEMPT, 1);
 		return XDP_PASS;
 	}
 	switch (guard_source(g, &f.src, ifindex)) {
@@ -162,12 +114,12 @@ SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 		// link-local ones; the kernel sends nothing of the kind on.
 		if ((f.src.words[0] & htonl(0xffc00000)) == htonl(0xfe800000) ||
 		    !(f.src.words[0] | f.src.words[1] | f.src.words[2] | f.src.words[3])) {
-			count(COUNT_EXEMPT);
+			add(COUNT_EXEMPT, 1);
 			return XDP_PASS;
 		}
 		return drop(COUNT_FORGED);
 	default:
-		count(COUNT_UNPARSED);
+		add(COUNT_UNPARSED, 1);
 		return XDP_PASS;
 	}
 }

@@ -15,6 +15,7 @@ _Static_assert(sizeof(__u64) == 8 && sizeof(void *) == 8, "BPF is a 64-bit machi
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
+#define barrier() __asm__ volatile("" ::: "memory")
 
 /* What a BTF map definition is made of: the numbers are array lengths. */
 #define UINT(name, value) int(*name)[value]
@@ -42,7 +43,8 @@ enum { /* enum xdp_action */
 enum {
 	BPF_ANY = 0,
 	BPF_F_INGRESS = 1,    /* flag of redirect() */
-	BPF_F_NO_PREALLOC = 1, /* flag of a map */
+	BPF_F_NO_PREALLOC = 1, /* flags of a map */
+	BPF_F_MMAPABLE = 1 << 10,
 };
 
 /* struct __sk_buff */
@@ -70,12 +72,14 @@ struct xdp_md {
 
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
+static __u32 (*const get_smp_processor_id)(void) = (void *)8;
 static long (*const skb_store_bytes)(struct skb *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*const redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*const skb_load_bytes)(const void *skb, __u32 off, void *to, __u32 len) = (void *)26;
 static long (*const skb_change_tail)(struct skb *skb, __u32 len, __u64 flags) = (void *)38;
 static long (*const skb_pull_data)(struct skb *skb, __u32 len) = (void *)39;
 static long (*const redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
+static __u64 (*const jiffies64)(void) = (void *)118; /* Linux 5.6 */
 static __u64 (*const ktime_coarse)(void) = (void *)160; /* CLOCK_MONOTONIC_COARSE, Linux 5.11 */
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__

@@ -39,8 +39,8 @@ enum { CELLS = 16384 };
  */
 struct flow {
 	__u64 generation;  /* the last policy it is known to be judged by */
-	__u64 last;	   /* CLOCK_MONOTONIC_COARSE ns of the last packet, at most a second old */
-	__u32 ifindex[2];  /* devices that the guard let packets from the ends a and b come from */
+	__u64 last;	   /* CLOCK_MONOTONIC_COARSE ns of the last packet; it may be younger by
+			    * twice front_time, which is a second at most */
 	__u16 cell[2];	   /* of the ends a and b */
 	__u32 flags;
 };

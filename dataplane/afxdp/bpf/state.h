@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What pod.c and guard.c share while both are loaded: which policy is in force,
+// what was denied, and the counters.
+#ifndef TIERWALL_STATE_H
+#define TIERWALL_STATE_H
+
+#include "tierwall.h"
+
+volatile const __u64 deny_time = 0; // ns a denial is remembered
+
+// These live in a map of their own that outlives the daemon. All but sent are
+// written by userspace alone.
+#define SHARED SEC(".data.shared")
+volatile __u64 generation SHARED = 1; // of the policy in force: grows with every change
+volatile __u64 valid_from SHARED = 1; // flows of an older generation are judged again
+volatile __u64 alive SHARED = 0;      // CLOCK_MONOTONIC_COARSE ns of the daemon's last sign of life
+volatile __u32 nonce SHARED = 0;
+// Frames sent up, and how many may have been. With fail mode open only, where a
+// full ring lets pass: the kernel does not say that it is full.
+volatile __u64 sent SHARED = 0;
+volatile __u64 room SHARED = 0;
+
+// The generation of the last change that was about an address of the cell.
+struct {
+	UINT(type, MAP_ARRAY);
+	UINT(max_entries, CELLS);
+	TYPE(key, __u32);
+	TYPE(value, __u64);
+} cells SEC(".maps");
+
+// What userspace denied, by direction: drops a flood of one flow, for moments.
+struct {
+	UINT(type, MAP_LRU_HASH);
+	UINT(max_entries, 65536);
+	TYPE(key, struct flow_key);
+	TYPE(value, struct flow);
+} denied SEC(".maps");
+
+struct {
+	UINT(type, MAP_PERCPU_ARRAY);
+	UINT(max_entries, COUNTERS);
+	TYPE(key, __u32);
+	TYPE(value, __u64);
+} counters SEC(".maps");
+
+INLINE void add(__u32 which, __u64 n)
+{
+	__u64 *c = map_lookup(&counters, &which);
+	if (c)
+		*c += n;
+}
+
+INLINE __u64 changed(__u16 cell)
+{
+	__u32 i = cell & (CELLS - 1);
+	__u64 *g = map_lookup(&cells, &i);
+	return g ? *g : ~0ULL; // there is always one
+}
+
+#endif

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The way to userspace.
+#ifndef TIERWALL_UPCALL_H
+#define TIERWALL_UPCALL_H
+
+#include "parse.h"
+#include "state.h"
+
+volatile const __u32 upcall_ifindex = 0; // uc0
+volatile const __u32 max_frame = 0;	 // bytes that fit an upcall, Ethernet header included
+volatile const __u8 open = 0;		 // fail mode open: without a daemon everything passes
+volatile const __u64 alive_time = 0;	 // ns after the last sign of life the daemon counts as dead
+// The rate limit of upcalls, per source: ns a packet costs, ns of credit.
+volatile const __u64 upcall_cost = 0, upcall_credit = 0;
+
+// When all upcalls of a source so far fit the rate limit, in ns of
+// CLOCK_MONOTONIC_COARSE. Only for packets to a pod: those from one are limited
+// by their device, whatever source address they claim.
+struct {
+	UINT(type, MAP_LRU_HASH);
+	UINT(max_entries, 16384);
+	TYPE(key, struct address);
+	TYPE(value, __u64);
+} sources SEC(".maps");
+
+struct {
+	UINT(type, MAP_HASH);
+	UINT(max_entries, 4096);
+	TYPE(key, __u32);
+	TYPE(value, struct device);
+} devices SEC(".maps");
+
+struct {
+	UINT(type, MAP_XSKMAP);
+	UINT(max_entries, 1);
+	TYPE(key, __u32);
+	TYPE(value, __u32);
+} sockets SEC(".maps");
+
+// leave is for what we cannot judge: the later hook does, if there is one.
+INLINE int leave(int final)
+{
+	add(final ? COUNT_DROP : COUNT_UNPARSED, 1);
+	return final ? TCX_DROP : TCX_NEXT;
+}
+
+// within takes n packets from the credit of a source. Two CPUs that do so at once
+// may give it a packet too many.
+INLINE int within(__u64 *due, __u64 now, __u32 n)
+{
+	__u64 at = *due > now ? *due : now;
+	if (at - now > upcall_credit)
+		return 0;
+	*due = at + n * upcall_cost;
+	return 1;
+}
+
+INLINE int limited(struct device *d, const struct packet *p, int egress, __u64 now, __u32 n)
+{
+	if (upcall_cost == 0)
+		return 0;
+	if (!egress)
+		return !within(&d->due, now, n);
+	struct address a = p->src;
+	if (a.words[2] != htonl(0xffff)) // a host has a /64 of IPv6 addresses at least
+		a.words[2] = a.words[3] = 0;
+	__u64 *due = map_lookup(&sources, &a);
+	if (due)
+		return !within(due, now, n);
+	__u64 first = now + n * upcall_cost;
+	map_update(&sources, &a, &first, BPF_ANY);
+	return 0;
+}
+
+INLINE int upcall(struct skb *skb, const struct packet *p, int egress, __u8 reply, int final, int bridged, __u64 now)
+{
+	// The kernel takes the socket of a daemon that died out of the map; one that
+	// hangs gives no sign of life.
+	__u32 queue = 0;
+	if (!map_lookup(&sockets, &queue) || now > alive + alive_time) {
+		if (final && !open) {
+			add(COUNT_ALONE_DROP, 1);
+			return TCX_DROP;
+		}
+		add(COUNT_ALONE_PASS, 1);
+		return TCX_NEXT;
+	}
+	__u32 size = skb->gso_size ? p->headers + skb->gso_size : skb->len;
+	int cut = size > max_frame; // would be lost on the way
+	if (cut && !final)
+		return leave(0);
+
+	__u32 ifindex = skb->ifindex;
+	struct device *d = map_lookup(&devices, &ifindex);
+	if (!d) // being attached or detached
+		return leave(final);
+	__u32 n = skb->gso_segs && !cut ? skb->gso_segs : 1;
+	if (open && sent + n > room) {
+		add(COUNT_ALONE_PASS, 1);
+		return TCX_NEXT;
+	}
+	if (limited(d, p, egress, now, n)) {
+		add(COUNT_LIMITED, 1);
+		return TCX_DROP;
+	}
+	// Nobody else can judge it: its first bytes do for that, and the sender has
+	// to send it again.
+	if (cut && skb_change_tail(skb, max_frame, 0) < 0)
+		return leave(1);
+	__u8 mac[6];
+	if (skb_load_bytes(skb, 6, mac, sizeof(mac)) < 0)
+		return leave(1);
+	__builtin_memcpy(egress ? d->own : d->peer, mac, sizeof(mac));
+	__u8 meta[6] = {META_BASE, nonce, ifindex >> 24, ifindex >> 16, ifindex >> 8, ifindex};
+	if (egress)
+		meta[0] |= META_EGRESS;
+	if (reply)
+		meta[0] |= META_REPLY;
+	if (bridged)
+		meta[0] |= META_FINAL;
+	if (cut)
+		meta[0] |= META_CUT;
+	if (skb_store_bytes(skb, 6, meta, sizeof(meta), 0) < 0)
+		return leave(1);
+	add(COUNT_UPCALL, n);
+	if (open)
+		__sync_fetch_and_add(&sent, n);
+	return redirect(upcall_ifindex, 0);
+}
+
+INLINE int ours(const __u8 *mac)
+{
+	return (mac[0] & META_FIXED) == META_BASE && mac[1] == (__u8)nonce;
+}
+
+#endif
