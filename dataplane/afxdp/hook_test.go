@@ -121,7 +121,9 @@ func TestForgedMark(t *testing.T) {
 			if err := echoes(c, nstest.Blocked/3); err == nil {
 				t.Errorf("strict %v: mark %#x opened a denied port", strict, mark)
 			}
-			if up := r.upcalls(); len(up) != 1 {
+			var up []seen
+			nstest.Eventually(t, "the packet comes up", func() bool { up = append(up, r.upcalls()...); return len(up) > 0 })
+			if len(up) != 1 {
 				t.Errorf("strict %v: with mark %#x came up %v, want one packet", strict, mark, up)
 			}
 			c.Close()
