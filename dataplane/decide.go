@@ -75,7 +75,7 @@ func (w *Worker) known(p *Packet, s *snapshot, now int64) Path {
 	}
 	learnt := p.Service != w.rec.Service
 	switch {
-	case learnt && w.engine.cfg.Established != Keep:
+	case learnt && w.engine.cfg.Established == Strict:
 		// It was judged before the backend could tell: no rule was about the Service.
 		w.rec.Service = p.Service
 		if d, cause := w.rejudge(s); d.Verdict != classifier.Allow {
@@ -85,9 +85,9 @@ func (w *Worker) known(p *Packet, s *snapshot, now int64) Path {
 		}
 		path = PassRejudged
 	case w.rec.Generation == s.generation:
-	case w.engine.cfg.Established == Keep:
+	case w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key):
 		path = PassKept
-	case s.vouches(&w.rec):
+	case w.engine.cfg.Established == Strict && s.vouches(&w.rec):
 	default:
 		d, cause := w.rejudge(s)
 		if d.Verdict != classifier.Allow {
@@ -275,7 +275,7 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 	}
 	if rec, _, found := w.conns.Lookup(inner, now); found {
 		w.rec = rec
-		if s.vouches(&w.rec) || w.engine.cfg.Established == Keep {
+		if s.vouches(&w.rec) || w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key) {
 			return PassRelated
 		}
 		if d, _ := w.rejudge(s); d.Verdict == classifier.Allow {

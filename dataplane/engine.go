@@ -13,6 +13,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
@@ -141,6 +142,7 @@ type snapshot struct {
 	// it denies has been cut from the workers' tables.
 	change  Change
 	settled atomic.Bool
+	before  *classifier.Table // the table before it, nil as table
 }
 
 // vouches reports whether a connection in the table needs no other look: it was
@@ -151,6 +153,23 @@ type snapshot struct {
 // the table before it, or else the change is everything (see Engine.publish).
 func (s *snapshot) vouches(rec *conntrack.Record) bool {
 	return rec.Generation == s.generation || s.settled.Load() || !s.change.Affects(rec.Key)
+}
+
+// passedOn reports whether an address of a connection is another pod's than by the
+// table before. What was accepted for a pod is not accepted for the next one that
+// gets its address, whatever Established says of changes of policy.
+func (s *snapshot) passedOn(k *flow.Key) bool {
+	if s.before == nil || s.table == nil || s.settled.Load() {
+		return false
+	}
+	return otherPod(s.before.Endpoint(k.Src), s.table.Endpoint(k.Src)) || otherPod(s.before.Endpoint(k.Dst), s.table.Endpoint(k.Dst))
+}
+
+func otherPod(a, b *rule.Endpoint) bool {
+	if a == nil || b == nil {
+		return a != b
+	}
+	return a.Namespace != b.Namespace || a.Name != b.Name
 }
 
 // Engine owns the workers and the current table. All methods may be called from
@@ -295,6 +314,9 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	}
 	e.partial = true
 	s.change = c
+	if old != nil {
+		s.before = old.table
+	}
 	e.remember(s)
 	var before uint64
 	for _, w := range e.workers {
@@ -308,13 +330,11 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 		errs = append(errs, stalled)
 	}
 	e.tell(stalled != nil)
-	if e.cfg.Established == Strict {
-		for _, w := range e.workers {
-			w.rejudgeAll(s)
-		}
-		// A worker that stalled may still add what the table before s allowed.
-		s.settled.Store(stalled == nil)
+	for _, w := range e.workers {
+		w.rejudgeAll(s)
 	}
+	// A worker that stalled may still add what the table before s allowed.
+	s.settled.Store(stalled == nil)
 	for i, b := range e.cfg.Backends {
 		n, err := b.Update(s.table, c)
 		cut += n

@@ -177,11 +177,12 @@ func (w *Worker) expire(now int64) {
 }
 
 // rejudgeAll re-evaluates the records of older generations that s's change
-// affects. It runs on the control goroutine while the worker goes on with s:
+// affects, or with Keep those of addresses that are another pod's now. It runs on the control goroutine while the worker goes on with s:
 // whoever comes first to a record decides it, and both decide alike.
 func (w *Worker) rejudgeAll(s *snapshot) {
+	keep := w.engine.cfg.Established == Keep
 	settle := func(r conntrack.Record) bool {
-		if !s.vouches(&r) {
+		if keep && s.passedOn(&r.Key) || !keep && !s.vouches(&r) {
 			w.settle(s, &r)
 		}
 		return true

@@ -102,8 +102,8 @@ func cleanup(ctx context.Context, c agent.Config) ([]string, error) {
 }
 
 // leftovers lists what a daemon has in this network namespace, by the names it
-// gives: tables called tierwall, devices called tw-…, and what it pinned for it in a
-// BPF file system.
+// gives: tables called tierwall and tierwall-dns, devices called tw-…, filters called
+// tierwall_…, and what it pinned for it in a BPF file system.
 func leftovers(pinPath string) ([]string, error) {
 	var out []string
 	nft, err := nftables.New()
@@ -118,7 +118,7 @@ func leftovers(pinPath string) ([]string, error) {
 		nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6", nftables.TableFamilyNetdev: "netdev",
 	}
 	for _, t := range tables {
-		if t.Name == nfqueue.TableName {
+		if t.Name == nfqueue.TableName || t.Name == nfqueue.TapTableName {
 			out = append(out, "nftables table "+families[t.Family]+" "+t.Name)
 		}
 	}
@@ -134,6 +134,13 @@ func leftovers(pinPath string) ([]string, error) {
 	pins, err := afxdp.Pinned(pinPath)
 	if err != nil {
 		return nil, err
+	}
+	filtered, err := afxdp.Filters()
+	if err != nil {
+		return nil, err
+	}
+	for _, dev := range filtered {
+		out = append(out, "traffic control filters on "+dev)
 	}
 	for _, path := range pins {
 		out = append(out, "BPF object "+path)

@@ -2,6 +2,7 @@ package afxdp
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -83,6 +84,16 @@ func TestClsact(t *testing.T) {
 	if all, qdisc := filters(t, r.NS, a.HostDevice); len(all) != 2 || !qdisc {
 		t.Errorf("filters %v, qdisc %v, want ours on both sides", all, qdisc)
 	}
+	filtered := func() (names []string) {
+		t.Helper()
+		if err := r.NS.Do(func() (err error) { names, err = Filters(); return err }); err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	if names := filtered(); !slices.Contains(names, a.HostDevice) || !slices.Contains(names, c.HostDevice) || slices.Contains(names, netlab.Uplink) {
+		t.Errorf("filters are reported on %v", names)
+	}
 	r.know(t, b, c, d) // a is nobody's any more, and its device nobody's business
 	if err := r.backend.Close(); err != nil {
 		t.Fatal(err)
@@ -91,6 +102,9 @@ func TestClsact(t *testing.T) {
 		if all, qdisc := filters(t, r.NS, p.HostDevice); len(all) != 0 || qdisc {
 			t.Errorf("left on %s: %v, qdisc %v", p.HostDevice, all, qdisc)
 		}
+	}
+	if names := filtered(); len(names) != 0 {
+		t.Errorf("filters are still reported on %v", names)
 	}
 }
 
