@@ -40,6 +40,7 @@ type Backend struct {
 	objects       objects
 	adopted       []int // devices with pinned links of an earlier process
 	released      bool  // what an earlier process pinned has been removed
+	restored      uint64
 	pair          *upcallPair
 	devices       map[int]*device
 	nodeAddresses map[[16]byte]bool
@@ -377,7 +378,7 @@ func (b *Backend) stats() dataplane.BackendStats {
 		Bypassed: b.count(countHit),
 		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
 			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
-		Upcalls: b.count(countUpcall),
+		Upcalls: b.count(countUpcall), Restored: b.restored,
 	}
 	alone := dataplane.PassUnheard
 	if !b.config.Strict {

@@ -186,6 +186,34 @@ func (b *Backend) attach(index int, pl place) error {
 	return nil
 }
 
+// mend puts back a device's filters if other software has removed them. A link does
+// not come off like that, a filter does.
+func (b *Backend) mend(index int, ingress, egress *ebpf.Program) error {
+	l, err := b.nl.LinkByIndex(index)
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return nil // that is why
+	} else if err != nil {
+		return fmt.Errorf("find the device: %w", err)
+	}
+	for _, side := range []struct {
+		prog    *ebpf.Program
+		ingress bool
+	}{{ingress, true}, {egress, false}} {
+		if side.prog == nil {
+			continue
+		}
+		if filters, err := b.nl.FilterList(l, clsactParent(side.ingress)); err == nil && slices.ContainsFunc(filters, ourFilter) {
+			continue
+		}
+		if _, err := putClsact(b.nl, index, side.prog, side.ingress); err != nil {
+			return fmt.Errorf("device %s: put back the filters that other software removed: %w", l.Attrs().Name, err)
+		}
+		b.restored++
+		b.log.Warn("other software removed our filter, it is restored", "device", l.Attrs().Name, "ingress", side.ingress, "restored", b.restored)
+	}
+	return nil
+}
+
 // putDevice writes the kernel side's entry and keeps what that side wrote in it.
 func (b *Backend) putDevice(index int, own [6]byte) error {
 	var s deviceState
