@@ -3,6 +3,7 @@ package afxdp
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -183,6 +184,21 @@ func (b *Backend) attach(index int, pl place) error {
 	b.devices[index] = d
 	b.log.Info("device attached", "device", attrs.Name, "ifindex", index, "attach", b.mode,
 		"pod", pl.guard.Flags&guardPod != 0, "bridge", pl.guard.Bridge)
+	return nil
+}
+
+// keepUp brings an end of the upcall pair up again that other software has taken
+// down: what is sent to it vanishes without a trace.
+func (b *Backend) keepUp(l netlink.Link) error {
+	a := l.Attrs()
+	if b.pair == nil || a.Index != b.pair.stack.Attrs().Index && a.Index != b.pair.socket.Attrs().Index || a.Flags&net.FlagUp != 0 {
+		return nil
+	}
+	if err := b.nl.LinkSetUp(l); err != nil {
+		return fmt.Errorf("bring it up again: %w", err)
+	}
+	b.restored++
+	b.log.Warn("other software took our device down, it is up again", "device", a.Name, "restored", b.restored)
 	return nil
 }
 

@@ -161,7 +161,7 @@ func (b *Backend) follow() {
 func (b *Backend) hear() error {
 	var errs []error
 	anything := b.watch.drain(func(l netlink.Link) {
-		if err := b.attachEarly(l); err != nil {
+		if err := errors.Join(b.keepUp(l), b.attachEarly(l)); err != nil {
 			errs = append(errs, fmt.Errorf("device %s: %w", l.Attrs().Name, err))
 		}
 	}, func(index int) {
