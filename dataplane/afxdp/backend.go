@@ -40,6 +40,7 @@ type Backend struct {
 	objects       objects
 	adopted       []int // devices with pinned links of an earlier process
 	released      bool  // what an earlier process pinned has been removed
+	restored      uint64
 	pair          *upcallPair
 	devices       map[int]*device
 	nodeAddresses map[[16]byte]bool

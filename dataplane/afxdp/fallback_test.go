@@ -84,6 +84,22 @@ func TestClsact(t *testing.T) {
 	if all, qdisc := filters(t, r.NS, a.HostDevice); len(all) != 2 || !qdisc {
 		t.Errorf("filters %v, qdisc %v, want ours on both sides", all, qdisc)
 	}
+	// Other software takes the filters off, with the qdisc.
+	closed := nstest.Echo(t, b.NS, "udp", b.Addr4, closedPort)
+	for _, dev := range []string{a.HostDevice, b.HostDevice, UpcallStack} {
+		l, err := r.NS.Link(dev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.NS.Handle().QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nstest.Eventually(t, "they are put back", func() bool { return r.backend.Stats().Restored == 5 })
+	nstest.Unreachable(t, a.NS, "udp", closed.Addr)
+	nstest.Reach(t, a.NS, "udp", s.Addr)
 	filtered := func() (names []string) {
 		t.Helper()
 		if err := r.NS.Do(func() (err error) { names, err = Filters(); return err }); err != nil {

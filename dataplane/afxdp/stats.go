@@ -22,7 +22,7 @@ func (b *Backend) stats() dataplane.BackendStats {
 		Bypassed: b.count(countHit),
 		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
 			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
-		Upcalls: b.count(countUpcall),
+		Upcalls: b.count(countUpcall), Restored: b.restored,
 	}
 	alone := dataplane.PassUnheard
 	if !b.config.Strict {

@@ -83,7 +83,7 @@ func New(c Config) (*Backend, error) {
 		return nil, errors.Join(fmt.Errorf("nfqueue: %w", err), b.release())
 	}
 	c.Logger.Info("nfqueue backend ready", "queues", c.Queues, "first_queue", c.QueueNum,
-		"queue_expression", b.fw.features.queueExpr, "fib_expression", b.fw.features.fib, "reject_expression", b.fw.features.reject, "fail_open", c.FailOpen)
+		"queue_expression", b.fw.features.queueExpr, "fib_expression", b.fw.features.fib, "reject_expression", b.fw.features.reject, "anti_spoofing", b.fw.features.back && !c.AllowSpoofing, "fail_open", c.FailOpen)
 	return b, nil
 }
 
@@ -257,7 +257,8 @@ func (b *Backend) ownAddrs() (map[flow.Addr]struct{}, error) {
 // Stats implements dataplane.Backend. Every packet the rules put into a queue is in
 // exactly one of Upcalls, Overflow and, for those that met a queue without
 // listener, Dropped. With FailOpen these, and those that found a queue full, are in
-// Bypassed. Any goroutine may call it; after Close it returns the last totals.
+// Bypassed. Forged packets are Dropped, and were never queued. Any goroutine may
+// call it; after Close it returns the last totals.
 func (b *Backend) Stats() dataplane.BackendStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -297,11 +298,13 @@ func (b *Backend) refresh() {
 	fates := &b.stats.Fates
 	fates[dataplane.PassAccepted] = b.stats.Bypassed
 	fates[dataplane.FateUpcall] = max(fates[dataplane.FateUpcall], queued-b.unheard)
+	fates[dataplane.DropForged] = c[counterForged] - b.base[counterForged]
+	b.stats.Dropped = fates[dataplane.DropForged]
 	if b.config.FailOpen {
 		b.stats.Bypassed += b.unheard
 		fates[dataplane.PassUnheard] = b.unheard
 	} else {
-		b.stats.Dropped = b.unheard
+		b.stats.Dropped += b.unheard
 		fates[dataplane.DropUnheard] = b.unheard
 	}
 }

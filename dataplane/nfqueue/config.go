@@ -53,6 +53,9 @@ type Config struct {
 	// FailOpen lets packets that would have to be judged pass while no daemon runs,
 	// and when a queue is full: whoever can fill it switches the policy off.
 	FailOpen bool
+	// AllowSpoofing lets packets be judged by a source address their sender cannot
+	// have. Without it they are dropped, where the kernel has "fib".
+	AllowSpoofing bool
 	// Marks; the zero value means DefaultMarks.
 	Marks Marks
 	// Logger; nil discards.

@@ -11,6 +11,9 @@
 //	           @local and not in @free? no ──┼─► accept      once more from the start
 //	             │ yes                       │
 //	             ▼                           │
+//	           arrived: forged? ─ yes ──► drop (counter "forged")
+//	             │ no                        │
+//	             ▼                           │
 //	           judge: reply bit if "ct direction reply" ─► NFQUEUE ─► Driver ─► Worker
 //
 // The input hook does the same for what pods send to the node itself. The output

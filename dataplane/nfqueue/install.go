@@ -180,6 +180,7 @@ func (f *firewall) probe() error {
 		}
 	}
 	f.features.fib = try(sourceIsLocal()) == nil
+	f.features.back = try(noWayBack()) == nil
 	f.features.reject = try(reject(unix.NFT_REJECT_TCP_RST, 0)) == nil
 	return nil
 }
@@ -251,7 +252,7 @@ func (f *firewall) create(p pods) error {
 	if err := f.change(t, noPods(), p); err != nil {
 		return err
 	}
-	for _, name := range []string{counterBypassed, counterQueued} {
+	for _, name := range []string{counterBypassed, counterQueued, counterForged} {
 		f.conn.AddObj(&nftables.CounterObj{Table: t, Name: name, Packets: f.counted[name]})
 	}
 	for _, c := range ruleset(f.config, f.features) {

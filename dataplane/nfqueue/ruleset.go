@@ -27,6 +27,7 @@ const (
 
 	counterBypassed = "bypassed"
 	counterQueued   = "queued"
+	counterForged   = "forged"
 )
 
 // Hook priorities. We judge after everyone's filter chains (priority 0), so that
@@ -42,6 +43,7 @@ type features struct {
 	queueExpr bool // native nft "queue", else xtables NFQUEUE
 	fib       bool // "fib saddr type local", else the output hook asks userspace
 	reject    bool // nft "reject": the kernel tells the sender, else nobody does
+	back      bool // "fib saddr . iif": finds out who may have sent a packet
 	// gate drops what would be queued. It holds traffic off while queues are
 	// bound.
 	gate bool
@@ -107,21 +109,22 @@ func ruleset(c Config, f features) []chain {
 			{"tell userspace that an error is about a connection", join(ctRelated(), transportIs(unix.IPPROTO_ICMPV6), setMark(^uint32(0), accept))},
 			{"ask userspace", join(count(counterQueued), queue(c, f))},
 		}},
+		{name: "arrived", rules: arrived(c, f)},
 		{name: "own", rules: own},
 		{name: "passed", rules: mine},
 	}...)
 	for _, v := range []family{ipv4, ipv6} {
 		chains = append(chains,
 			chain{name: "forward" + v.suffix, rules: []ruleSpec{
-				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain(chainJudge))},
-				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain(chainJudge))},
-				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain(chainJudge))},
-				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), gotoChain(chainJudge))},
+				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("arrived"))},
+				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("arrived"))},
+				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("arrived"))},
+				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), gotoChain("arrived"))},
 			}},
 			chain{name: "input" + v.suffix, rules: []ruleSpec{
-				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain(chainJudge))},
+				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("arrived"))},
 				// A bridge gives the node itself an address among its pods'.
-				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), notLoopback(), gotoChain(chainJudge))},
+				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), notLoopback(), gotoChain("arrived"))},
 			}},
 			chain{name: "output" + v.suffix, rules: []ruleSpec{
 				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("own"))},
@@ -154,6 +157,23 @@ func ruleset(c Config, f features) []chain {
 		// bit: there the bit means a refusal.
 		chain{name: "output-save", hook: nftables.ChainHookOutput, priority: prioritySave, rules: []ruleSpec{remember, forget}},
 	)
+}
+
+// arrived is for packets to be judged that came from outside this host. Policy goes
+// by addresses, so one that its sender cannot have makes no sense to judge: the
+// node's own, from which everything is allowed, and which IPv6 routing takes
+// from anybody; and one of this node's pods on another way than back to that pod.
+func arrived(c Config, f features) (rules []ruleSpec) {
+	forged := func(match []expr.Any) []expr.Any { return join(match, count(counterForged), verdict(expr.VerdictDrop)) }
+	if f.fib && !c.AllowSpoofing {
+		rules = append(rules, ruleSpec{"forged: the node's own address", forged(join(notLoopback(), sourceIsLocal()))})
+	}
+	if f.back && !c.AllowSpoofing {
+		for _, v := range []family{ipv4, ipv6} {
+			rules = append(rules, ruleSpec{"forged: a local pod's address, from elsewhere", forged(join(v.is(), v.load(src), v.in(setLocal), noWayBack()))})
+		}
+	}
+	return append(rules, ruleSpec{"ask", gotoChain(chainJudge)})
 }
 
 // refuse tells the sender of a packet and drops it. The kernel knows what must not
@@ -200,6 +220,14 @@ func (v family) load(s side) []expr.Any {
 		load.Offset += load.Len
 	}
 	return []expr.Any{load}
+}
+
+// is matches packets of the family.
+func (v family) is() []expr.Any {
+	if v == ipv4 {
+		return protocolIs(unix.NFPROTO_IPV4)
+	}
+	return protocolIs(unix.NFPROTO_IPV6)
 }
 
 func (v family) in(set string) []expr.Any {
@@ -323,6 +351,15 @@ func sourceIsLocal() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: reg1, FlagSADDR: true, ResultADDRTYPE: true},
 		compare(expr.CmpOpEq, host32(fibLocal)),
+	}
+}
+
+// noWayBack matches packets whose sender is not reached by the device they came in
+// by.
+func noWayBack() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: reg1, FlagSADDR: true, FlagIIF: true, ResultOIF: true},
+		compare(expr.CmpOpEq, host32(0)),
 	}
 }
 

@@ -25,9 +25,9 @@ func TestRulesetGolden(t *testing.T) {
 		c Config
 		f features
 	}{
-		"native-closed.txt":     {Config{Queues: 2}, features{queueExpr: true, fib: true, reject: true}},
-		"xtables-closed.txt":    {Config{Queues: 2}, features{fib: true, reject: true}},
-		"xtables-open.txt":      {Config{Queues: 1, FailOpen: true}, features{fib: true, reject: true}},
+		"native-closed.txt":     {Config{Queues: 2}, features{queueExpr: true, fib: true, back: true, reject: true}},
+		"xtables-closed.txt":    {Config{Queues: 2}, features{fib: true, back: true, reject: true}},
+		"xtables-open.txt":      {Config{Queues: 1, FailOpen: true, AllowSpoofing: true}, features{fib: true, back: true, reject: true}},
 		"native-open-nofib.txt": {Config{Queues: 4, QueueNum: 100, FailOpen: true, Marks: Marks{0x1, 0x80000000}}, features{queueExpr: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,10 +148,13 @@ func renderExpr(e expr.Any) string {
 	case *expr.Immediate:
 		return fmt.Sprintf("reg%d = %s", e.Register, hex(e.Data))
 	case *expr.Fib:
-		if !e.FlagSADDR || !e.ResultADDRTYPE {
-			return fmt.Sprintf("fib %+v", *e)
+		switch *e {
+		case expr.Fib{Register: e.Register, FlagSADDR: true, ResultADDRTYPE: true}:
+			return fmt.Sprintf("fib saddr type reg%d", e.Register)
+		case expr.Fib{Register: e.Register, FlagSADDR: true, FlagIIF: true, ResultOIF: true}:
+			return fmt.Sprintf("fib saddr . iif oif reg%d", e.Register)
 		}
-		return fmt.Sprintf("fib saddr type reg%d", e.Register)
+		return fmt.Sprintf("fib %+v", *e)
 	case *expr.Reject:
 		return fmt.Sprintf("reject type %d code %d", e.Type, e.Code)
 	case *expr.Objref:
@@ -169,6 +172,8 @@ func renderExpr(e expr.Any) string {
 		switch e.Kind {
 		case expr.VerdictAccept:
 			return "accept"
+		case expr.VerdictDrop:
+			return "drop"
 		case expr.VerdictJump:
 			return "jump " + e.Chain
 		case expr.VerdictGoto:

@@ -62,7 +62,7 @@ func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, wh
 func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
 	b, err := nfqueue.New(nfqueue.Config{
 		QueueNum: c.NFQueue.FirstQueue, Queues: c.NFQueue.Queues, QueueLen: c.NFQueue.QueueLength,
-		FailOpen: c.FailMode == "open", Marks: nfqueueMarks, Logger: log.With("backend", "nfqueue"),
+		FailOpen: c.FailMode == "open", AllowSpoofing: !c.AFXDP.AntiSpoofing, Marks: nfqueueMarks, Logger: log.With("backend", "nfqueue"),
 	})
 	if err != nil {
 		return nil, err

@@ -46,6 +46,10 @@ INLINE int guarded(struct skb *skb, struct guard *g, struct packet *p, enum pars
 		add(COUNT_FOREIGN, 1);
 		return TCX_NEXT;
 	}
+	if (egress && guard_sender(&p->src, skb->ingress_ifindex) == GUARD_FORGED) {
+		add(COUNT_FORGED, 1);
+		return TCX_DROP;
+	}
 	switch (egress ? guard_destination(g, &p->dst) : guard_source(g, &p->src, skb->ifindex)) {
 	case GUARD_LEAVE:
 		add(COUNT_FOREIGN, 1);
