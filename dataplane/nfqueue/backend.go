@@ -297,7 +297,7 @@ func (b *Backend) refresh() {
 	b.stats.Bypassed = c[counterBypassed] - b.base[counterBypassed]
 	fates := &b.stats.Fates
 	fates[dataplane.PassAccepted] = b.stats.Bypassed
-	fates[dataplane.FateUpcall] = max(fates[dataplane.FateUpcall], queued-b.unheard)
+	fates[dataplane.FateUpcall] = b.stats.Upcalls + b.stats.Overflow // what waits for a verdict counts when it is read
 	fates[dataplane.DropForged] = c[counterForged] - b.base[counterForged]
 	b.stats.Dropped = fates[dataplane.DropForged]
 	if b.config.FailOpen {
