@@ -8,11 +8,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/tierwall/tierwall/cmd/internal/world"
+	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -133,6 +135,18 @@ func TestHostile(t *testing.T) {
 			s := r.stats()
 			if s.Paths["drop/problem"] == 0 || s.Paths["drop/policy"] == 0 || s.Paths["drop/related"] == 0 || s.Paths["drop/unsolicited"] == 0 {
 				t.Errorf("of %d frames: %+v", sent, s)
+			}
+			var up, paths uint64
+			for fate, n := range s.Kernel {
+				if strings.HasSuffix(fate, " "+dataplane.FateUpcall.String()) {
+					up += n
+				}
+			}
+			for _, n := range s.Paths {
+				paths += n
+			}
+			if up != s.Upcalls+s.Overflow || paths != s.Upcalls {
+				t.Errorf("the kernel sent %d packets up; %d came, %d were lost, %d took a path", up, s.Upcalls, s.Overflow, paths)
 			}
 			log, err := os.ReadFile(r.conf.Audit.File)
 			if err != nil {
