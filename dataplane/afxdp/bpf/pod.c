@@ -718,7 +718,8 @@ accept:
 	if (p.closes && !(f->flags & FLOW_CLOSING))
 		f->flags |= FLOW_CLOSING;
 	if (!egress) {
-		skb->mark = mark | mark_accept | mark_fast;
+		// Not mark_accept: what only passes accepts no connection once more.
+		skb->mark = mark | mark_fast;
 		l->key = p.key;
 		l->generation = policy;
 	}
