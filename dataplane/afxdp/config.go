@@ -77,12 +77,14 @@ type Timeouts struct {
 // Marks are the packet mark bits the backend uses; each must be one bit of its
 // own. The zero value means DefaultMarks.
 type Marks struct {
-	// Accept is on packets that were judged and accepted when they came from a
-	// pod. It must be the accept bit of the nfqueue backend, whose forward hook
-	// trusts it.
+	// Accept is on packets from a pod that userspace has just judged and accepted. It
+	// must be the accept bit of the nfqueue backend, whose forward hook trusts it and
+	// accepts the connection.
 	Accept uint32
-	// Fast is on the same packets and, unlike Accept, stays on them: the program
-	// of the destination's device then insists on a flow entry of its own.
+	// Fast is on these, too, and alone on the later packets of their flows; it must
+	// be the fast mark of the nfqueue backend, whose forward hook passes these. It
+	// stays on the packet: the program of the destination's device then insists on a
+	// flow entry of its own.
 	Fast uint32
 	// Return is on packets userspace sent back, from the upcall pair to the
 	// program of their device, and nowhere else.

@@ -150,6 +150,9 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		*p = dataplane.Packet{
 			Frame: frame, L2: true, ID: uint32(b.N), Device: m.Ifindex, Reply: m.Reply,
 			Final: d.final || m.Final,
+			// From a pod nobody has translated it yet, to a pod nobody will. The
+			// forward hook accepts nothing of ours in another zone.
+			Plain: true,
 		}
 		if m.Cut {
 			p.Length = trueLength(frame)

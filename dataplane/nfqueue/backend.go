@@ -43,12 +43,15 @@ type Backend struct {
 	config  Config
 	ns      netns.NsHandle
 	routes  *netlink.Handle
-	table   *kernelTable
 	watch   *watch
 	drivers []*driver
 	tags    *tags
+	ipvs    *ipvs
 
-	mu      sync.Mutex // Stats may be asked for while Update or Close runs
+	background sync.WaitGroup
+
+	mu sync.Mutex // Stats and Learn may be called while Update or Close runs
+	cutter
 	fw      *firewall
 	stats   dataplane.BackendStats
 	losses  *queueLosses
@@ -58,7 +61,7 @@ type Backend struct {
 }
 
 var (
-	_ dataplane.Backend  = (*Backend)(nil)
+	_ dataplane.Learner  = (*Backend)(nil)
 	_ dataplane.Driver   = (*driver)(nil)
 	_ dataplane.Rejecter = (*driver)(nil)
 	_ dataplane.Drainer  = (*Backend)(nil)
@@ -78,7 +81,7 @@ func New(c Config) (*Backend, error) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	b := &Backend{config: c, ns: netns.None(), tags: &tags{}}
+	b := &Backend{config: c, ns: netns.None(), tags: &tags{}, ipvs: &ipvs{}, cutter: cutter{ledger: newLedger()}}
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("nfqueue: %w", err), b.release())
 	}
@@ -100,6 +103,9 @@ func (b *Backend) open() (err error) {
 		return fmt.Errorf("open route netlink: %w", err)
 	}
 	if b.table, err = openKernelTable(nsFD(b.ns), b.config.Marks.Accept); err != nil {
+		return err
+	}
+	if b.beside, err = openKernelTable(nsFD(b.ns), b.config.Marks.Accept); err != nil {
 		return err
 	}
 	if b.fw, err = openFirewall(b.config, nsFD(b.ns)); err != nil {
@@ -130,12 +136,13 @@ func (b *Backend) open() (err error) {
 }
 
 func (b *Backend) bind() error {
+	b.ipvs.look()
 	for i := range b.config.Queues {
 		d, err := openDriver(b.config, b.config.QueueNum+uint16(i), nsFD(b.ns), b.fw.features)
 		if err != nil {
 			return err
 		}
-		d.tags = b.tags
+		d.tags, d.ipvs = b.tags, b.ipvs
 		b.drivers = append(b.drivers, d)
 	}
 	return nil
@@ -153,8 +160,10 @@ func (b *Backend) release() error {
 	if b.fw != nil {
 		errs = append(errs, b.fw.close())
 	}
-	if b.table != nil {
-		errs = append(errs, b.table.close())
+	for _, table := range []*kernelTable{b.table, b.beside} {
+		if table != nil {
+			errs = append(errs, table.close())
+		}
 	}
 	if b.routes != nil {
 		b.routes.Close()
@@ -188,10 +197,6 @@ func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err 
 	return b.update(t, c)
 }
 
-// fewAddrs is up to how many changed addresses are looked up one by one instead of
-// listing everything (kernelTable.clear has the costs).
-const fewAddrs = 4
-
 // update first brings the sets up to date, then cuts: a connection that becomes
 // subject to policy in between has no accept bit and is judged by the new table.
 func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
@@ -202,24 +207,27 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 	}
 	p := podsOf(t.Selected(), t.Locals(), t.LocalPrefixes())
 	var left int
-	if p.services, left = b.tags.assign(t.Services()); left > 0 {
+	var more bool
+	if p.services, more, left = b.tags.assign(t.Services()); left > 0 {
 		b.config.Logger.Error("policies name more Service ports than can be told apart: toServices does not match the rest", "limit", maxTags, "rest", left)
 	}
 	if err := b.fw.apply(p); err != nil {
 		return 0, fmt.Errorf("nfqueue: %w", err)
 	}
-	addrs, named := c.Touched(fewAddrs)
-	if named && len(addrs) == 0 {
+	if more {
+		b.name()
+	}
+	if addrs, named := c.Touched(fewAddrs); named && len(addrs) == 0 {
 		return 0, nil
 	}
 	own, err := b.ownAddrs()
 	if err != nil {
 		return 0, fmt.Errorf("nfqueue: %w", err)
 	}
-	denied := func(k flow.Key, via flow.Service) bool {
+	b.denied = func(k flow.Key, via flow.Service) bool {
 		// what the node itself opened stays, also from an address the
 		// table does not know.
-		if has(own, k.Src) || !c.Affects(k) {
+		if has(own, k.Src) {
 			return false
 		}
 		if src, dst := t.UnknownLocal(k); !b.config.FailOpen && (src || dst && !has(own, k.Dst)) {
@@ -227,8 +235,8 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 		}
 		return t.LookupVia(k, via).Verdict != classifier.Allow
 	}
-	cut, err = b.table.clear(addrs, denied)
-	if err != nil {
+	concerned := func(k flow.Key, via flow.Service) bool { return c.Affects(k) && b.denied(k, via) }
+	if cut, err = b.cut(c, concerned); err != nil {
 		return cut, fmt.Errorf("nfqueue: %w", err)
 	}
 	return cut, nil
@@ -359,7 +367,8 @@ func (b *Backend) Close() error {
 	if b.config.FailOpen {
 		err = b.fw.remove()
 	}
-	b.mu.Unlock() // the watch may be waiting for it, to see that we are closed
+	b.mu.Unlock() // the watch and the background may be waiting for it, to see that we are closed
+	b.background.Wait()
 	return errors.Join(err, b.release())
 }
 
@@ -397,7 +406,7 @@ func Cleanup(m Marks) error {
 	if err := fw.remove(); err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
-	if _, err := table.clear(nil, func(flow.Key, flow.Service) bool { return true }); err != nil {
+	if _, err := table.clear(nil, func(*entry, flow.Key, bool) bool { return true }); err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
 	return nil

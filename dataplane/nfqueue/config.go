@@ -58,6 +58,13 @@ type Config struct {
 	AllowSpoofing bool
 	// Marks; the zero value means DefaultMarks.
 	Marks Marks
+	// FastMark is a packet mark bit of a fast path in front, 0 if there is none. It
+	// is on every packet of a connection the fast path knows; with Marks.Accept on
+	// those that userspace has just judged, which accept the connection, and alone
+	// on the others, which pass and accept nothing. A fast path that sets
+	// Marks.Accept by itself works, too, but then every change of policy walks the
+	// kernel's table of connections.
+	FastMark uint32
 	// Logger; nil discards.
 	Logger *slog.Logger
 }
@@ -97,6 +104,9 @@ func (c Config) complete() (Config, error) {
 		errs = append(errs, fmt.Errorf("read buffer %d: want a number of bytes", c.ReadBuffer))
 	}
 	errs = append(errs, c.Marks.validate())
+	if ours := c.Marks.Accept | c.Marks.Reply; c.FastMark&(c.FastMark-1) != 0 || c.FastMark&ours != 0 {
+		errs = append(errs, fmt.Errorf("fast mark %#x: want a single bit that is neither accept %#x nor reply %#x, or none", c.FastMark, c.Marks.Accept, c.Marks.Reply))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return c, fmt.Errorf("nfqueue configuration: %w", err)
 	}

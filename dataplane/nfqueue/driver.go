@@ -33,12 +33,14 @@ type driver struct {
 	queue   uint16
 	marks   Marks
 	rejects bool // the ruleset has a place for refused packets
+	names   bool // the ruleset tells whose name is another one
 	log     *slog.Logger
 
 	nf     *nfq.Nfqueue
 	raw    syscall.RawConn // keeps the descriptor valid while it is used
 	cancel context.CancelFunc
 	tags   *tags
+	ipvs   *ipvs
 	wake   *os.File      // eventfd that ends a waiting Recv
 	done   chan struct{} // closed by Close
 	close  sync.Once
@@ -88,7 +90,7 @@ func openDriver(c Config, num uint16, nsFD int, f features) (*driver, error) {
 		return nil, fmt.Errorf("open queue %d: %w", num, err)
 	}
 	d := newDriver(c, num)
-	d.nf, d.rejects = nf, f.reject
+	d.nf, d.rejects, d.names = nf, f.reject, f.priority
 	if err := d.bind(c); err != nil {
 		if d.cancel != nil {
 			d.cancel()
@@ -110,7 +112,7 @@ func openDriver(c Config, num uint16, nsFD int, f features) (*driver, error) {
 // newDriver returns a driver without a socket.
 func newDriver(c Config, num uint16) *driver {
 	d := &driver{
-		queue: num, marks: c.Marks, tags: &tags{}, log: c.Logger, done: make(chan struct{}),
+		queue: num, marks: c.Marks, tags: &tags{}, ipvs: &ipvs{}, log: c.Logger, done: make(chan struct{}),
 		in:  newInbox(int(c.MaxPacketLen) + messageSlack),
 		out: make([]byte, 0, dataplane.BatchSize*verdictMaxLen),
 	}
@@ -249,8 +251,11 @@ func (d *driver) fill(b *dataplane.Batch, q *queued) {
 		Final:   true,
 		ToHost:  q.hook == unix.NF_INET_LOCAL_IN,
 	}
+	p := &b.Packets[b.N]
+	// What IPVS translates passes the output hook, and comes back as an answer.
+	p.Plain = d.names && q.hook != unix.NF_INET_LOCAL_OUT && !(p.Reply && d.ipvs.Load())
 	if isTag(q.prio) {
-		b.Packets[b.N].Service = d.tags.service(q.prio)
+		p.Plain, p.Service = false, d.tags.service(q.prio)
 	}
 	b.N++
 }

@@ -182,6 +182,8 @@ func (f *firewall) probe() error {
 	f.features.fib = try(sourceIsLocal()) == nil
 	f.features.back = try(noWayBack()) == nil
 	f.features.reject = try(reject(unix.NFT_REJECT_TCP_RST, 0)) == nil
+	f.features.zones = try(ctZoned()) == nil
+	f.features.priority = kernelAtLeast(5, 18)
 	return nil
 }
 

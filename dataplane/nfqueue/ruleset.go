@@ -2,6 +2,7 @@ package nfqueue
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -44,6 +45,8 @@ type features struct {
 	fib       bool // "fib saddr type local", else the output hook asks userspace
 	reject    bool // nft "reject": the kernel tells the sender, else nobody does
 	back      bool // "fib saddr . iif": finds out who may have sent a packet
+	zones     bool // nft "ct zone": without it there are no zones
+	priority  bool // the queue tells a packet's priority, see services.go
 	// gate drops what would be queued. It holds traffic off while queues are
 	// bound.
 	gate bool
@@ -89,7 +92,18 @@ func ruleset(c Config, f features) []chain {
 		)
 	}
 	own = append(own, ruleSpec{"sent on behalf of somebody else", gotoChain(chainJudge)})
-	mine := []ruleSpec{remember, forget}
+	mine := []ruleSpec{{remember.comment, setCtMark(accept)}, forget}
+	var first []ruleSpec // of what a fast path in front has passed
+	if fast := c.FastMark; fast != 0 {
+		first = []ruleSpec{{"the fast path knows it", join(markIs(accept|fast, fast), verdict(expr.VerdictAccept))}}
+		// The fast path judges packets, and neither sees whose error one is nor in
+		// which zone.
+		aside := []ruleSpec{{"what is about a connection does not accept it", join(markHas(fast), ctRelated(), setMark(^ours, 0), verdict(expr.VerdictAccept))}}
+		if f.zones {
+			aside = append(aside, ruleSpec{"nor does what may have another's name", join(markHas(fast), ctZoned(), setMark(^ours, 0), verdict(expr.VerdictAccept))})
+		}
+		mine = append(aside, mine...)
+	}
 	var chains []chain
 	if f.reject {
 		chains = append(chains, refuse())
@@ -99,16 +113,12 @@ func ruleset(c Config, f features) []chain {
 		// Filled by addServiceRules.
 		{name: chainService + ipv4.suffix},
 		{name: chainService + ipv6.suffix},
-		{name: chainJudge, rules: []ruleSpec{
-			{"bits of other software are no verdict", setMark(^ours, 0)},
-			{"nor is a priority like ours a Service", join(priorityIsTag(), setPriority(0))},
-			{"tell userspace which Service it was, IPv4", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV4), jumpChain(chainService+ipv4.suffix))},
-			{"tell userspace which Service it was, IPv6", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV6), jumpChain(chainService+ipv6.suffix))},
-			{"tell userspace the direction", join(ctDirection(reply), setMark(^uint32(0), c.Marks.Reply))},
-			{"tell userspace that an error is about a connection", join(ctRelated(), transportIs(unix.IPPROTO_ICMP), setMark(^uint32(0), accept))},
-			{"tell userspace that an error is about a connection", join(ctRelated(), transportIs(unix.IPPROTO_ICMPV6), setMark(^uint32(0), accept))},
-			{"ask userspace", join(count(counterQueued), queue(c, f))},
+		{name: "translated", rules: []ruleSpec{
+			{"tell userspace that the kernel has it under another name", setPriority(tagValue)},
+			{"and which Service that is, IPv4", join(protocolIs(unix.NFPROTO_IPV4), gotoChain(chainService+ipv4.suffix))},
+			{"IPv6", gotoChain(chainService + ipv6.suffix)},
 		}},
+		{name: chainJudge, rules: judgeRules(c, f)},
 		{name: "arrived", rules: arrived(c, f)},
 		{name: "own", rules: own},
 		{name: "passed", rules: mine},
@@ -139,16 +149,16 @@ func ruleset(c Config, f features) []chain {
 		}
 	}
 	return append(chains,
-		chain{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: append([]ruleSpec{
+		chain{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: slices.Concat(first, []ruleSpec{
 			known, passed,
 			// Between ports of a bridge, where bridge-nf-call-ip6tables is on: routing
 			// takes one off the hop limit before this hook.
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
-		}, perFamily("forward")...)},
-		chain{name: "input", hook: nftables.ChainHookInput, priority: priorityJudge, rules: append([]ruleSpec{
+		}, perFamily("forward"))},
+		chain{name: "input", hook: nftables.ChainHookInput, priority: priorityJudge, rules: slices.Concat(first, []ruleSpec{
 			known, passed,
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
-		}, perFamily("input")...)},
+		}, perFamily("input"))},
 		chain{name: "output", hook: nftables.ChainHookOutput, priority: priorityJudge, rules: append([]ruleSpec{
 			{"refusals pass and do not accept the connection they refuse", join(markHas(accept), setMark(^ours, 0), verdict(expr.VerdictAccept))},
 			{"accepted connection", join(ctMarkHas(accept), verdict(expr.VerdictAccept))},
@@ -174,6 +184,24 @@ func arrived(c Config, f features) (rules []ruleSpec) {
 		}
 	}
 	return append(rules, ruleSpec{"ask", gotoChain(chainJudge)})
+}
+
+// judgeRules prepare a packet for userspace.
+func judgeRules(c Config, f features) []ruleSpec {
+	rules := []ruleSpec{
+		{"bits of other software are no verdict", setMark(^(c.Marks.Accept | c.Marks.Reply), 0)},
+		{"nor is a priority like ours a name", join(priorityIsTag(), setPriority(0))},
+	}
+	if f.zones {
+		rules = append(rules, ruleSpec{"a zone is part of a name", join(ctZoned(), setPriority(tagValue))})
+	}
+	return append(rules,
+		ruleSpec{"translated", join(ctDNAT(), jumpChain("translated"))},
+		ruleSpec{"tell userspace the direction", join(ctDirection(reply), setMark(^uint32(0), c.Marks.Reply))},
+		ruleSpec{"tell userspace that an error is about a connection", join(ctRelated(), transportIs(unix.IPPROTO_ICMP), setMark(^uint32(0), c.Marks.Accept))},
+		ruleSpec{"tell userspace that an error is about a connection", join(ctRelated(), transportIs(unix.IPPROTO_ICMPV6), setMark(^uint32(0), c.Marks.Accept))},
+		ruleSpec{"ask userspace", join(count(counterQueued), queue(c, f))},
+	)
 }
 
 // refuse tells the sender of a packet and drops it. The kernel knows what must not
@@ -314,6 +342,11 @@ func ctDirection(dir byte) []expr.Any {
 // among what the host sends, refusals of packets of it.
 func ctRelated() []expr.Any {
 	return []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: reg1}, masked(expr.CtStateBitRELATED, 0), compare(expr.CmpOpNeq, host32(0))}
+}
+
+// ctZoned matches packets of a connection in another zone than the default one.
+func ctZoned() []expr.Any {
+	return []expr.Any{&expr.Ct{Key: expr.CtKeyZONE, Register: reg1}, compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint16(nil, 0))}
 }
 
 // tcpReset matches TCP segments that only end something (RFC 9293 §3.1).

@@ -59,10 +59,19 @@ func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, wh
 		fmt.Errorf("nfqueue: %w", nfErr), fmt.Errorf("afxdp: %w", xdpErr)))
 }
 
+// fastMark is what nfqueue has to know of a fast path that may be in front.
+func fastMark(c *Config) uint32 {
+	if c.Dataplane == "nfqueue" {
+		return 0
+	}
+	return afxdpMarks.Fast
+}
+
 func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
 	b, err := nfqueue.New(nfqueue.Config{
 		QueueNum: c.NFQueue.FirstQueue, Queues: c.NFQueue.Queues, QueueLen: c.NFQueue.QueueLength,
-		FailOpen: c.FailMode == "open", AllowSpoofing: !c.AFXDP.AntiSpoofing, Marks: nfqueueMarks, Logger: log.With("backend", "nfqueue"),
+		FailOpen: c.FailMode == "open", AllowSpoofing: !c.AFXDP.AntiSpoofing, Marks: nfqueueMarks, FastMark: fastMark(c),
+		Logger: log.With("backend", "nfqueue"),
 	})
 	if err != nil {
 		return nil, err
@@ -93,8 +102,8 @@ func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, erro
 	return b, nil
 }
 
-// The accept bit is the one thing both backends must agree on: what the fast
-// path accepted, the forward hook does not queue.
+// The accept bit and the fast bit both backends must agree on: what the fast path
+// accepted, the forward hook does not queue.
 var (
 	nfqueueMarks = nfqueue.DefaultMarks
 	afxdpMarks   = afxdp.DefaultMarks

@@ -133,7 +133,7 @@ INLINE int judge(struct skb *skb, int egress)
 	__u32 ifindex = skb->ifindex;
 	if (in_front(skb, egress ? 0 : ifindex, policy)) {
 		if (!egress)
-			skb->mark = mark | mark_accept | mark_fast;
+			skb->mark = (mark & ~mark_accept) | mark_fast;
 		add(COUNT_HIT, 1);
 		return TCX_NEXT;
 	}
@@ -230,8 +230,8 @@ accept:
 	touch(f, now);
 	if (p.closes && !(f->flags & FLOW_CLOSING))
 		f->flags |= FLOW_CLOSING;
-	if (!egress)
-		skb->mark = mark | mark_accept | mark_fast;
+	if (!egress) // Not mark_accept: what only passes accepts no connection once more.
+		skb->mark = mark | mark_fast;
 	to_front(skb, egress ? 0 : ifindex, policy);
 	add(COUNT_HIT, 1);
 	return TCX_NEXT;
