@@ -64,7 +64,7 @@ func (r *Report) svg(measurement string, results []Result) []byte {
 		y := plotTop + i*plotRow
 		fill := "#9aa5b1"
 		switch subject {
-		case subjectNFQueue, subjectAFXDP, subjectAuto:
+		case subjectNFQueue, subjectAFXDP, subjectAuto, subjectAccelerated:
 			fill = "#2f6fb3"
 		}
 		text(plotLeft-8, y+plotBar-4, "end", "#202020", subject)

@@ -123,6 +123,7 @@ func (b *Backend) open() (err error) {
 	if err := b.load(maxFrame); err != nil {
 		return err
 	}
+	b.reportAccelerate()
 	nonce, err := b.begin()
 	if err != nil {
 		return err
@@ -363,7 +364,7 @@ func (b *Backend) Stats() dataplane.BackendStats {
 
 func (b *Backend) stats() dataplane.BackendStats {
 	s := dataplane.BackendStats{
-		Bypassed: b.count(countHit),
+		Bypassed: b.count(countHit) + b.count(countAcross),
 		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
 			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
 		Upcalls: b.count(countUpcall),

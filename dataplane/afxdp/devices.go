@@ -16,8 +16,9 @@ import (
 
 // device is a device that our programs are on.
 type device struct {
-	name string
-	put  []attachment
+	name  string
+	flags uint32 // as the kernel side has them
+	put   []attachment
 }
 
 // close lets go of a device whose programs outlive us.
@@ -146,11 +147,19 @@ func (b *Backend) attachEarly(l netlink.Link) error {
 // attach puts our programs on a device, or follows what has changed about it. The
 // guard knows the device before the programs see its first packet.
 func (b *Backend) attach(index int, pl place) error {
-	if err := b.guards.put(uint32(index), pl.guard); err != nil || b.devices[index] != nil {
+	if err := b.guards.put(uint32(index), pl.guard); err != nil {
 		return err
 	}
 	attrs := pl.link.Attrs()
-	d := &device{name: attrs.Name}
+	own, flags := [6]byte(slices.Concat([]byte(attrs.HardwareAddr), make([]byte, 6))[:6]), flagsOf(pl.link)
+	if d := b.devices[index]; d != nil {
+		if d.flags == flags || b.mode == AttachXDPGeneric {
+			return nil
+		}
+		d.flags = flags
+		return b.putDevice(index, own, flags)
+	}
+	d := &device{name: attrs.Name, flags: flags}
 	if b.mode == AttachXDPGeneric {
 		a, err := putXDP(index, b.xdp.PodXdp, UplinkGeneric)
 		if err != nil {
@@ -163,7 +172,7 @@ func (b *Backend) attach(index int, pl place) error {
 			b.log.Warn("device has a larger MTU than an upcall can carry; larger packets of unknown flows are left to the later hook, or dropped if there is none",
 				"device", attrs.Name, "mtu", attrs.MTU, "limit", mtu, "strict", b.config.Strict)
 		}
-		if err := b.putDevice(index, [6]byte(slices.Concat([]byte(attrs.HardwareAddr), make([]byte, 6))[:6])); err != nil {
+		if err := b.putDevice(index, own, flags); err != nil {
 			return err
 		}
 		for _, side := range []struct {
@@ -187,12 +196,12 @@ func (b *Backend) attach(index int, pl place) error {
 }
 
 // putDevice writes the kernel side's entry and keeps what that side wrote in it.
-func (b *Backend) putDevice(index int, own [6]byte) error {
+func (b *Backend) putDevice(index int, own [6]byte, flags uint32) error {
 	var s deviceState
 	if err := b.objects.Devices.Lookup(uint32(index), &s); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("read the device map: %w", err)
 	}
-	s.Own = own
+	s.Own, s.Flags = own, flags
 	if err := b.objects.Devices.Put(uint32(index), &s); err != nil {
 		return fmt.Errorf("write the device map: %w", err)
 	}

@@ -21,6 +21,7 @@ const (
 	podMapCounters       = "counters"
 	podMapDenied         = "denied"
 	podMapDevices        = "devices"
+	podMapEntered        = "entered"
 	podMapFlows          = "flows"
 	podMapFront          = "front"
 	podMapGuards         = "guards"
@@ -30,10 +31,12 @@ const (
 	podMapPodCidrs       = "pod_cidrs"
 	podMapSockets        = "sockets"
 	podMapSources        = "sources"
+	podMapWays           = "ways"
 	podProgPodEgress     = "pod_egress"
 	podProgPodIngress    = "pod_ingress"
 	podProgUpcallIngress = "upcall_ingress"
 	podProgUpcallXdp     = "upcall_xdp"
+	podVarAccelerate     = "accelerate"
 	podVarAlive          = "alive"
 	podVarAliveTime      = "alive_time"
 	podVarAntiSpoofing   = "anti_spoofing"
@@ -56,10 +59,12 @@ const (
 	podVarOpen           = "open"
 	podVarPassUnknown    = "pass_unknown"
 	podVarStrict         = "strict"
+	podVarTcpLiberal     = "tcp_liberal"
 	podVarUpcallCost     = "upcall_cost"
 	podVarUpcallCredit   = "upcall_credit"
 	podVarUpcallIfindex  = "upcall_ifindex"
 	podVarValidFrom      = "valid_from"
+	podVarWayTicks       = "way_ticks"
 )
 
 // loadPod returns the embedded CollectionSpec for pod.
@@ -119,6 +124,7 @@ type podMapSpecs struct {
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
 	Denied        *ebpf.MapSpec `ebpf:"denied"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
+	Entered       *ebpf.MapSpec `ebpf:"entered"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	Front         *ebpf.MapSpec `ebpf:"front"`
 	Guards        *ebpf.MapSpec `ebpf:"guards"`
@@ -128,12 +134,14 @@ type podMapSpecs struct {
 	PodCidrs      *ebpf.MapSpec `ebpf:"pod_cidrs"`
 	Sockets       *ebpf.MapSpec `ebpf:"sockets"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
+	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // podVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type podVariableSpecs struct {
+	Accelerate    *ebpf.VariableSpec `ebpf:"accelerate"`
 	Alive         *ebpf.VariableSpec `ebpf:"alive"`
 	AliveTime     *ebpf.VariableSpec `ebpf:"alive_time"`
 	AntiSpoofing  *ebpf.VariableSpec `ebpf:"anti_spoofing"`
@@ -156,10 +164,12 @@ type podVariableSpecs struct {
 	Open          *ebpf.VariableSpec `ebpf:"open"`
 	PassUnknown   *ebpf.VariableSpec `ebpf:"pass_unknown"`
 	Strict        *ebpf.VariableSpec `ebpf:"strict"`
+	TcpLiberal    *ebpf.VariableSpec `ebpf:"tcp_liberal"`
 	UpcallCost    *ebpf.VariableSpec `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.VariableSpec `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.VariableSpec `ebpf:"upcall_ifindex"`
 	ValidFrom     *ebpf.VariableSpec `ebpf:"valid_from"`
+	WayTicks      *ebpf.VariableSpec `ebpf:"way_ticks"`
 }
 
 // podObjects contains all objects after they have been loaded into the kernel.
@@ -187,6 +197,7 @@ type podMaps struct {
 	Counters      *ebpf.Map `ebpf:"counters"`
 	Denied        *ebpf.Map `ebpf:"denied"`
 	Devices       *ebpf.Map `ebpf:"devices"`
+	Entered       *ebpf.Map `ebpf:"entered"`
 	Flows         *ebpf.Map `ebpf:"flows"`
 	Front         *ebpf.Map `ebpf:"front"`
 	Guards        *ebpf.Map `ebpf:"guards"`
@@ -196,6 +207,7 @@ type podMaps struct {
 	PodCidrs      *ebpf.Map `ebpf:"pod_cidrs"`
 	Sockets       *ebpf.Map `ebpf:"sockets"`
 	Sources       *ebpf.Map `ebpf:"sources"`
+	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *podMaps) Close() error {
@@ -205,6 +217,7 @@ func (m *podMaps) Close() error {
 		m.Counters,
 		m.Denied,
 		m.Devices,
+		m.Entered,
 		m.Flows,
 		m.Front,
 		m.Guards,
@@ -214,6 +227,7 @@ func (m *podMaps) Close() error {
 		m.PodCidrs,
 		m.Sockets,
 		m.Sources,
+		m.Ways,
 	)
 }
 
@@ -221,6 +235,7 @@ func (m *podMaps) Close() error {
 //
 // It can be passed to loadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type podVariables struct {
+	Accelerate    *ebpf.Variable `ebpf:"accelerate"`
 	Alive         *ebpf.Variable `ebpf:"alive"`
 	AliveTime     *ebpf.Variable `ebpf:"alive_time"`
 	AntiSpoofing  *ebpf.Variable `ebpf:"anti_spoofing"`
@@ -243,10 +258,12 @@ type podVariables struct {
 	Open          *ebpf.Variable `ebpf:"open"`
 	PassUnknown   *ebpf.Variable `ebpf:"pass_unknown"`
 	Strict        *ebpf.Variable `ebpf:"strict"`
+	TcpLiberal    *ebpf.Variable `ebpf:"tcp_liberal"`
 	UpcallCost    *ebpf.Variable `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.Variable `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.Variable `ebpf:"upcall_ifindex"`
 	ValidFrom     *ebpf.Variable `ebpf:"valid_from"`
+	WayTicks      *ebpf.Variable `ebpf:"way_ticks"`
 }
 
 // podPrograms contains all programs after they have been loaded into the kernel.

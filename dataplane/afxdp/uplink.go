@@ -169,6 +169,9 @@ func (b *Backend) stopUplinks() error {
 // openGuard starts what there is without upcalls.
 func (b *Backend) openGuard() (err error) {
 	b.mode = AttachXDPGeneric
+	if b.config.Accelerate {
+		b.log.Warn("accelerate is ignored: these programs judge nothing", "attach", b.mode)
+	}
 	if err := b.loadXDP(); err != nil {
 		return err
 	}
