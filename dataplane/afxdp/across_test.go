@@ -84,9 +84,16 @@ func TestAcross(t *testing.T) {
 	}
 }
 
-// A megabyte each way arrives intact, segmentation offload included.
+// A megabyte each way arrives intact, segmentation offload included, whatever hook
+// the programs are on.
 func TestLargeTransferAcross(t *testing.T) {
-	r := newRig(t, Config{Strict: true, Accelerate: true})
+	for _, attach := range []Attach{AttachTCX, AttachClsact} {
+		t.Run(string(attach), func(t *testing.T) { largeTransferAcross(t, attach) })
+	}
+}
+
+func largeTransferAcross(t *testing.T, attach Attach) {
+	r := newRig(t, Config{Strict: true, Accelerate: true, AttachConfig: AttachConfig{Attach: attach}})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)
 	for _, addr := range []netip.Addr{b.Addr4, b.Addr6} {
@@ -421,12 +428,50 @@ func TestNotAccelerated(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%d packets went across", n)
 	}
-	for want, l := range map[uint32]netlink.Link{
-		devicePeer: &netlink.Veth{LinkAttrs: netlink.LinkAttrs{NetNsID: 3}},
-		0:          &netlink.Veth{LinkAttrs: netlink.LinkAttrs{NetNsID: -1}},
-	} {
-		if got := flagsOf(l); got != want {
-			t.Errorf("%+v: flags %#x, want %#x", l.Attrs(), got, want)
+	for id, want := range map[int]uint32{3: deviceOpen, 0: deviceOpen, -1: 0} {
+		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{NetNsID: id}}
+		if got := flagsOf(l, false); got != want {
+			t.Errorf("peer in namespace %d: flags %#x, want %#x", id, got, want)
+		}
+		if got := flagsOf(l, true); got != 0 {
+			t.Errorf("shaped device: flags %#x", got)
 		}
 	}
+}
+
+// Devices whose traffic is limited are left to the stack, which limits it, from
+// the moment somebody begins to, and until the end of it.
+func TestShapedDevices(t *testing.T) {
+	r := newRig(t, Config{Strict: true, Accelerate: true})
+	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
+	r.update(t, a, b)
+	c := dial(t, a.NS, "udp", nstest.Echo(t, b.NS, "udp", b.Addr4, openPort).Addr)
+	for what, p := range map[string]*netlab.Pod{"to": b, "from": a} {
+		r.learn(t, c)
+		l, err := r.NS.Link(p.HostDevice)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var q netlink.Qdisc = &netlink.Tbf{
+			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+			Rate:       1 << 20, Limit: 1 << 20, Buffer: 1 << 20,
+		}
+		if what == "from" {
+			q = &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_INGRESS}}
+		}
+		if err := r.NS.Handle().QdiscAdd(q); err != nil {
+			t.Fatal(err)
+		}
+		nstest.Eventually(t, "packets "+what+" a shaped device take the stack", func() bool {
+			return r.went(t, func() {
+				for range 20 {
+					exchange(t, c)
+				}
+			}) == 0
+		})
+		if err := r.NS.Handle().QdiscDel(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.learn(t, c)
 }

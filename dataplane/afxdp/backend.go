@@ -143,7 +143,7 @@ func (b *Backend) open() (err error) {
 	if err := b.objects.Sockets.Put(uint32(0), uint32(sock.xsk.FD())); err != nil {
 		return fmt.Errorf("give the socket to the upcall pair: %w", err)
 	}
-	if b.watch, err = newWatch(); err != nil {
+	if b.watch, err = newWatch(b.config.Accelerate); err != nil {
 		return err
 	}
 	return b.startGuard()
@@ -364,7 +364,8 @@ func (b *Backend) Stats() dataplane.BackendStats {
 
 func (b *Backend) stats() dataplane.BackendStats {
 	s := dataplane.BackendStats{
-		Bypassed: b.count(countHit) + b.count(countAcross),
+		Bypassed:    b.count(countHit) + b.count(countAcross),
+		Accelerated: b.count(countAcross),
 		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
 			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
 		Upcalls: b.count(countUpcall),

@@ -40,6 +40,11 @@ func (b *Backend) look() (*scene, error) {
 	for _, l := range links {
 		s.links[l.Attrs().Index] = l
 	}
+	if b.config.Accelerate {
+		if s.shaped, err = shapedDevices(b.nl); err != nil {
+			return nil, err
+		}
+	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		// Every table: policy routing puts pod routes elsewhere too.
 		routes, err := b.nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
@@ -151,15 +156,15 @@ func (b *Backend) attach(index int, pl place) error {
 		return err
 	}
 	attrs := pl.link.Attrs()
-	own, flags := [6]byte(slices.Concat([]byte(attrs.HardwareAddr), make([]byte, 6))[:6]), flagsOf(pl.link)
+	own := [6]byte(slices.Concat([]byte(attrs.HardwareAddr), make([]byte, 6))[:6])
 	if d := b.devices[index]; d != nil {
-		if d.flags == flags || b.mode == AttachXDPGeneric {
+		if d.flags == pl.flags || b.mode == AttachXDPGeneric {
 			return nil
 		}
-		d.flags = flags
-		return b.putDevice(index, own, flags)
+		d.flags = pl.flags
+		return b.putDevice(index, own, pl.flags)
 	}
-	d := &device{name: attrs.Name, flags: flags}
+	d := &device{name: attrs.Name, flags: pl.flags}
 	if b.mode == AttachXDPGeneric {
 		a, err := putXDP(index, b.xdp.PodXdp, UplinkGeneric)
 		if err != nil {
@@ -172,7 +177,7 @@ func (b *Backend) attach(index int, pl place) error {
 			b.log.Warn("device has a larger MTU than an upcall can carry; larger packets of unknown flows are left to the later hook, or dropped if there is none",
 				"device", attrs.Name, "mtu", attrs.MTU, "limit", mtu, "strict", b.config.Strict)
 		}
-		if err := b.putDevice(index, own, flags); err != nil {
+		if err := b.putDevice(index, own, pl.flags); err != nil {
 			return err
 		}
 		for _, side := range []struct {

@@ -101,7 +101,7 @@ type deviceState struct {
 }
 
 // Bits of deviceState.Flags.
-const devicePeer = 1 // the other end is in another namespace
+const deviceOpen = 1 // packets to it may leave out the stack, and so may those from it
 
 // Indexes of the counters map: enum counter.
 const (

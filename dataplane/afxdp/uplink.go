@@ -175,7 +175,7 @@ func (b *Backend) openGuard() (err error) {
 	if err := b.loadXDP(); err != nil {
 		return err
 	}
-	if b.watch, err = newWatch(); err != nil {
+	if b.watch, err = newWatch(false); err != nil {
 		return err
 	}
 	return b.startGuard()

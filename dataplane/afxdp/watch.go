@@ -15,7 +15,8 @@ import (
 // A device that appears does not wait for it.
 const settleTime = 20 * time.Millisecond
 
-// watch hears of changes of links, routes and addresses of a namespace. News are
+// watch hears of changes of links, routes, addresses and queueing disciplines of a
+// namespace. News are
 // hints: whoever gets them looks at the state, so a lost one (a full socket
 // buffer) costs nothing but is news itself. The kernel queues them before the
 // system call that made the change returns.
@@ -25,8 +26,8 @@ type watch struct {
 	buf  []byte
 }
 
-// newWatch must run in the namespace.
-func newWatch() (*watch, error) {
+// newWatch must run in the namespace. Of queueing disciplines it hears if told so.
+func newWatch(shaping bool) (*watch, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
@@ -34,6 +35,9 @@ func newWatch() (*watch, error) {
 	group := func(g uint) uint32 { return 1 << (g - 1) }
 	groups := group(unix.RTNLGRP_LINK) | group(unix.RTNLGRP_IPV4_ROUTE) | group(unix.RTNLGRP_IPV6_ROUTE) |
 		group(unix.RTNLGRP_IPV4_IFADDR) | group(unix.RTNLGRP_IPV6_IFADDR)
+	if shaping {
+		groups |= group(unix.RTNLGRP_TC)
+	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("subscribe to link and route changes: %w", err)

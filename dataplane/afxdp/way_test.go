@@ -49,7 +49,7 @@ func newWayRig(t *testing.T, ns *netlab.NS) *wayRig {
 		}
 	})
 	for _, i := range []uint32{w.from, w.to} {
-		w.device(i, devicePeer)
+		w.device(i, deviceOpen)
 		w.guard(i, 0)
 	}
 	return w
@@ -142,7 +142,8 @@ func TestWayIsLearnt(t *testing.T) {
 			}},
 			{name: "userspace sent one back since", change: func(*skbContext) { w.returned(w.from, other) }},
 			{name: "another device's address", out: func(f []byte) []byte { f = routed(f); f[11]++; return f }},
-			{name: "a peer in our own namespace", change: func(*skbContext) { w.device(w.to, 0) }},
+			{name: "a device that is not open", change: func(*skbContext) { w.device(w.to, 0) }},
+			{name: "from one that is not", change: func(*skbContext) { w.device(w.from, 0) }},
 			{name: "no pod's device", change: func(*skbContext) { w.c.Maps["devices"].Delete(w.to) }},
 			{name: "its own device", change: func(ctx *skbContext) { ctx.Ifindex = w.from }},
 			{name: "to a bridge", change: func(*skbContext) { w.guard(w.to, 7) }},
@@ -165,7 +166,7 @@ func TestWayIsLearnt(t *testing.T) {
 			}
 			w.forgetFront()
 			for _, i := range []uint32{w.from, w.to} {
-				w.device(i, devicePeer)
+				w.device(i, deviceOpen)
 				w.guard(i, 0)
 			}
 			w.flow(c.frame, c.flags)

@@ -83,7 +83,7 @@ func newFake() *fake {
 		workers: []dataplane.WorkerStats{worker("afxdp", 0), worker("afxdp", 1), worker("nfqueue", 0)},
 		rings:   []*dataplane.Ring{dataplane.NewRing(8192), dataplane.NewRing(1024)},
 		backends: []Backend{
-			fakeBackend{"afxdp", dataplane.BackendStats{Bypassed: n(), Dropped: n(), Upcalls: n(), Overflow: n()}},
+			fakeBackend{"afxdp", dataplane.BackendStats{Bypassed: n(), Accelerated: n(), Dropped: n(), Upcalls: n(), Overflow: n()}},
 			fakeBackend{"nfqueue", dataplane.BackendStats{Bypassed: n(), Dropped: n(), Upcalls: n(), Overflow: n()}},
 		},
 		stats: audit.Stats{

@@ -115,10 +115,11 @@ INLINE void learn(struct skb *skb, struct slot *s, __u32 place, __u32 marked)
 		return;
 	__u32 from = s->ifindex, to = skb->ifindex, mtu = 0;
 	s->way = WAY_NONE;
-	struct device *d = map_lookup(&devices, &to);
+	struct device *came = map_lookup(&devices, &from), *d = map_lookup(&devices, &to);
 	struct guard *source = map_lookup(&guards, &from), *destination = map_lookup(&guards, &to);
 	struct way *w = map_lookup(&ways, &place);
-	if (!d || !(d->flags & DEVICE_PEER) || !source || !destination || !w || from == to || !suits(s))
+	if (!came || !(came->flags & DEVICE_OPEN) || !d || !(d->flags & DEVICE_OPEN) || from == to || !source ||
+	    !destination || !w || !suits(s))
 		return;
 	// Bridged, or routed; not one and then the other.
 	if (source->bridge != destination->bridge)

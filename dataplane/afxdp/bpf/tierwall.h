@@ -50,7 +50,7 @@ struct address {
 };
 
 enum {
-	DEVICE_PEER = 1, /* its other end is in another namespace: packets can go there at once */
+	DEVICE_OPEN = 1, /* packets to it may leave out the stack (across.h), and so may those from it */
 };
 
 /* A device whose packets we judge. */
