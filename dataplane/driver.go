@@ -177,10 +177,11 @@ type Drainer interface {
 
 // BackendStats are totals since the backend started.
 type BackendStats struct {
-	Bypassed uint64 // packets passed in the kernel without userspace
-	Dropped  uint64 // packets dropped in the kernel without userspace
-	Upcalls  uint64 // packets handed to userspace
-	Overflow uint64 // packets lost because a queue or ring was full
-	Restored uint64 // times the kernel side was put back after other software changed it
-	Fates    Fates  // every packet the kernel side saw, by what it did with it
+	Bypassed    uint64 // packets passed in the kernel without userspace
+	Accelerated uint64 // of those: past the host's stack, too
+	Dropped     uint64 // packets dropped in the kernel without userspace
+	Upcalls     uint64 // packets handed to userspace
+	Overflow    uint64 // packets lost because a queue or ring was full
+	Restored    uint64 // times the kernel side was put back after other software changed it
+	Fates       Fates  // every packet the kernel side saw, by what it did with it
 }

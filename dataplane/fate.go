@@ -7,27 +7,29 @@ type Fate uint8
 
 // Fates. Pass, Leave and Drop say what became of the packet.
 const (
-	FateUpcall     Fate = iota // sent to userspace
-	PassAccepted               // of an accepted connection
-	PassExempt                 // not IP, or signalling of the link
-	PassForeign                // not a pod's business
-	PassUnheard                // nobody there to judge it, or no room to wait, and fail mode open
-	LeaveLater                 // left to the later hook: it is known to judge this flow
-	LeaveUnparsed              // left to the later hook: this one cannot judge it
-	LeaveUnheard               // left to the later hook: nobody there to judge it, or no room to wait
-	DropUnparsed               // cannot be judged, and there is no later hook
-	DropDenied                 // of a flow denied a moment ago
-	DropLimited                // its source sends more first packets than it may
-	DropUnheard                // nobody there to judge it
-	DropUnknownPod             // an address of this node's pods that no known pod has
-	DropForged                 // another pod's address
-	DropStray                  // not from any pod: a frame on a device of our own
-	NumFates       = int(DropStray) + 1
+	FateUpcall      Fate = iota // sent to userspace
+	PassAccepted                // of an accepted connection
+	PassAccelerated             // of an accepted connection, to the other pod past the host's stack
+	PassExempt                  // not IP, or signalling of the link
+	PassForeign                 // not a pod's business
+	PassUnheard                 // nobody there to judge it, or no room to wait, and fail mode open
+	LeaveLater                  // left to the later hook: it is known to judge this flow
+	LeaveUnparsed               // left to the later hook: this one cannot judge it
+	LeaveUnheard                // left to the later hook: nobody there to judge it, or no room to wait
+	DropUnparsed                // cannot be judged, and there is no later hook
+	DropDenied                  // of a flow denied a moment ago
+	DropLimited                 // its source sends more first packets than it may
+	DropUnheard                 // nobody there to judge it
+	DropUnknownPod              // an address of this node's pods that no known pod has
+	DropForged                  // another pod's address
+	DropStray                   // not from any pod: a frame on a device of our own
+	NumFates        = int(DropStray) + 1
 )
 
 var fateNames = [NumFates][2]string{
 	{"upcall", "first"},
 	{"pass", "accepted"},
+	{"pass", "accelerated"},
 	{"pass", "exempt"},
 	{"pass", "foreign"},
 	{"pass", "unheard"},

@@ -97,7 +97,7 @@ func (r *Report) plot(c canvas, measurement string, results []Result) {
 		y := float64(plotTop + i*plotRow)
 		fill := theirs
 		switch subject {
-		case subjectNFQueue, subjectAFXDP, subjectAuto:
+		case subjectNFQueue, subjectAFXDP, subjectAuto, subjectAccelerated:
 			fill = ours
 		}
 		c.text(plotLeft-8, y+plotBar-4, anchorEnd, ink, subject)

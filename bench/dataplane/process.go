@@ -96,12 +96,14 @@ func (l *lab) start(program string, args ...string) (*process, error) {
 }
 
 // startDaemon starts tierwalld and waits until its policy is in force.
-func (l *lab) startDaemon(ctx context.Context, programs programs, dataplane string) (*process, error) {
+func (l *lab) startDaemon(ctx context.Context, programs programs, dataplane string, more ...string) (*process, error) {
 	if err := os.Remove(l.path("ready.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	p, err := l.start(programs.daemon, "--manifests", l.path("manifests"), "--node", nodeName, "--dataplane", dataplane,
-		"--audit-file", l.path("audit.log"), "--pin-path", l.path("bpf"), "--ready-file", l.path("ready.json"), "--stats-file", l.path("stats.json"))
+	p, err := l.start(programs.daemon, append([]string{
+		"--manifests", l.path("manifests"), "--node", nodeName, "--dataplane", dataplane,
+		"--audit-file", l.path("audit.log"), "--pin-path", l.path("bpf"), "--ready-file", l.path("ready.json"), "--stats-file", l.path("stats.json"),
+	}, more...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -43,6 +43,8 @@ var dataplaneTargets = []target{
 	{name: measureNewUDP + "/" + subjectAFXDP, base: subjectConntrack, bound: 0.70},
 	{name: measureNewUDP + "/" + subjectNFQueue, base: subjectStock, bound: 1.5},
 	{name: measureConnect + "/" + subjectAFXDP, base: subjectKernel, bound: 0.70},
+	{name: measureEstablished + "/" + subjectAccelerated, base: subjectKernel, bound: 1.2},
+	{name: measureStream + "/" + subjectAccelerated, base: subjectKernel, bound: 1.2},
 }
 
 // baseOf is the yardstick a case is reported against.

@@ -23,10 +23,12 @@ const (
 	subjectNFQueue   = "nfqueue"       // tierwalld --dataplane nfqueue
 	subjectAFXDP     = "afxdp"         // tierwalld --dataplane afxdp
 	subjectAuto      = "auto"          // tierwalld --dataplane auto
+	// tierwalld --dataplane afxdp --accelerate
+	subjectAccelerated = "afxdp_accelerated"
 )
 
 var (
-	allSubjects = []string{subjectKernel, subjectConntrack, subjectNft1000, subjectStock, subjectNFQueue, subjectAFXDP, subjectAuto}
+	allSubjects = []string{subjectKernel, subjectConntrack, subjectNft1000, subjectStock, subjectNFQueue, subjectAFXDP, subjectAuto, subjectAccelerated}
 	ourSubjects = []string{subjectNFQueue, subjectAFXDP, subjectAuto}
 )
 
@@ -67,6 +69,8 @@ func (l *lab) install(ctx context.Context, subject string, programs programs) (*
 		return p, l.firewall(nil, queueToStock())
 	case subjectNFQueue, subjectAFXDP, subjectAuto:
 		return l.startDaemon(ctx, programs, subject)
+	case subjectAccelerated:
+		return l.startDaemon(ctx, programs, subjectAFXDP, "--accelerate")
 	}
 	return nil, fmt.Errorf("unknown subject %q: want one of %q", subject, allSubjects)
 }

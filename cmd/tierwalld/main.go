@@ -76,6 +76,7 @@ Exit status: 0 stopped in order, 1 could not start or go on, 2 wrong usage.`,
 				"ready-file":  func() { c.ReadyFile = flags.ReadyFile },
 				"stats-file":  func() { c.StatsFile = flags.StatsFile },
 				"pin-path":    func() { c.AFXDP.PinPath = flags.AFXDP.PinPath },
+				"accelerate":  func() { c.Accelerate = flags.Accelerate },
 				"established": func() { c.Established = flags.Established },
 			} {
 				if cmd.Flags().Changed(name) {
@@ -103,6 +104,7 @@ Exit status: 0 stopped in order, 1 could not start or go on, 2 wrong usage.`,
 	f.StringVar(&flags.Node, "node", defaults.Node, "name of this node's Node object; default: the host name")
 	f.StringVar(&flags.Dataplane, "dataplane", defaults.Dataplane, "auto, afxdp or nfqueue")
 	f.StringVar(&flags.FailMode, "fail-mode", defaults.FailMode, "closed or open: new connections while nobody can judge them")
+	f.BoolVar(&flags.Accelerate, "accelerate", defaults.Accelerate, "accepted flows between pods of this node go past the host's stack (afxdp)")
 	f.StringVar(&flags.Established, "established", defaults.Established, "strict or keep: live connections that a new policy denies")
 	f.StringVar(&flags.Audit.File, "audit-file", defaults.Audit.File, "audit log; empty: none")
 	f.StringVar(&flags.LogLevel, "log-level", defaults.LogLevel, "debug, info, warn or error")

@@ -16,6 +16,8 @@ type scene struct {
 	hosts map[int][]netip.Addr   // host routes by device
 	nets  map[int][]netip.Prefix // other routes by device, link-local and multicast left out
 	own   []netip.Addr           // the node's own addresses, loopback left out
+	// shaped are the devices whose traffic somebody limits, if that matters.
+	shaped map[int]bool
 }
 
 // known is what the policy says about the node's pods.
@@ -44,6 +46,7 @@ func (k *known) near(p netip.Prefix) bool {
 type place struct {
 	link  netlink.Link
 	pods  []netip.Addr // addresses of known pods behind it
+	flags uint32       // of deviceState
 	guard guardState
 }
 
@@ -125,7 +128,7 @@ func (c *Config) place(s *scene, k *known, l netlink.Link, bridge netlink.Link, 
 	if !c.eligible(l) {
 		return place{}, false
 	}
-	pl := place{link: l}
+	pl := place{link: l, flags: flagsOf(l, s.shaped[attrs.Index])}
 	for _, a := range s.hosts[attrs.Index] {
 		if k.locals[a] {
 			pl.pods = append(pl.pods, a)

@@ -125,6 +125,7 @@ func (b *Backend) open() (err error) {
 	if err := b.load(maxFrame); err != nil {
 		return err
 	}
+	b.reportAccelerate()
 	nonce, err := b.begin()
 	if err != nil {
 		return err
@@ -148,7 +149,7 @@ func (b *Backend) open() (err error) {
 	if err := b.objects.Sockets.Put(uint32(0), uint32(sock.xsk.FD())); err != nil {
 		return fmt.Errorf("give the socket to the upcall pair: %w", err)
 	}
-	if b.watch, err = newWatch(); err != nil {
+	if b.watch, err = newWatch(b.config.Accelerate); err != nil {
 		return err
 	}
 	return b.startGuard()

@@ -53,6 +53,12 @@ type Config struct {
 	DenyTime time.Duration
 	Timeouts Timeouts
 	Marks    Marks
+	// Accelerate sends packets of accepted flows between two pods of this node
+	// straight from one's device into the other's namespace, past the host's stack:
+	// its firewall rules, connection tracking and captures see one packet a second
+	// of such a flow, and those that open or close a TCP connection. See
+	// bpf/across.h. Not with AttachXDPGeneric, which ignores it.
+	Accelerate bool
 	// Devices restricts the devices that are considered to names that match one
 	// of these patterns (path.Match); empty means every veth device.
 	Devices []string

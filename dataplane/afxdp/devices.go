@@ -17,8 +17,9 @@ import (
 
 // device is a device that our programs are on.
 type device struct {
-	name string
-	put  []attachment
+	name  string
+	flags uint32 // as the kernel side has them
+	put   []attachment
 }
 
 // close lets go of a device whose programs outlive us.
@@ -39,6 +40,11 @@ func (b *Backend) look() (*scene, error) {
 	s := &scene{links: map[int]netlink.Link{}, hosts: map[int][]netip.Addr{}, nets: map[int][]netip.Prefix{}}
 	for _, l := range links {
 		s.links[l.Attrs().Index] = l
+	}
+	if b.config.Accelerate {
+		if s.shaped, err = shapedDevices(b.nl); err != nil {
+			return nil, err
+		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		// Every table: policy routing puts pod routes elsewhere too.
@@ -147,11 +153,19 @@ func (b *Backend) attachEarly(l netlink.Link) error {
 // attach puts our programs on a device, or follows what has changed about it. The
 // guard knows the device before the programs see its first packet.
 func (b *Backend) attach(index int, pl place) error {
-	if err := b.guards.put(uint32(index), pl.guard); err != nil || b.devices[index] != nil {
+	if err := b.guards.put(uint32(index), pl.guard); err != nil {
 		return err
 	}
 	attrs := pl.link.Attrs()
-	d := &device{name: attrs.Name}
+	own := [6]byte(slices.Concat([]byte(attrs.HardwareAddr), make([]byte, 6))[:6])
+	if d := b.devices[index]; d != nil {
+		if d.flags == pl.flags || b.mode == AttachXDPGeneric {
+			return nil
+		}
+		d.flags = pl.flags
+		return b.putDevice(index, own, pl.flags)
+	}
+	d := &device{name: attrs.Name, flags: pl.flags}
 	if b.mode == AttachXDPGeneric {
 		a, err := putXDP(index, b.xdp.PodXdp, UplinkGeneric)
 		if err != nil {
@@ -164,7 +178,7 @@ func (b *Backend) attach(index int, pl place) error {
 			b.log.Warn("device has a larger MTU than an upcall can carry; larger packets of unknown flows are left to the later hook, or dropped if there is none",
 				"device", attrs.Name, "mtu", attrs.MTU, "limit", mtu, "strict", b.config.Strict)
 		}
-		if err := b.putDevice(index, [6]byte(slices.Concat([]byte(attrs.HardwareAddr), make([]byte, 6))[:6])); err != nil {
+		if err := b.putDevice(index, own, pl.flags); err != nil {
 			return err
 		}
 		for _, side := range []struct {
@@ -231,12 +245,12 @@ func (b *Backend) mend(index int, ingress, egress *ebpf.Program) error {
 }
 
 // putDevice writes the kernel side's entry and keeps what that side wrote in it.
-func (b *Backend) putDevice(index int, own [6]byte) error {
+func (b *Backend) putDevice(index int, own [6]byte, flags uint32) error {
 	var s deviceState
 	if err := b.objects.Devices.Lookup(uint32(index), &s); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("read the device map: %w", err)
 	}
-	s.Own = own
+	s.Own, s.Flags = own, flags
 	if err := b.objects.Devices.Put(uint32(index), &s); err != nil {
 		return fmt.Errorf("write the device map: %w", err)
 	}

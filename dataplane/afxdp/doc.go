@@ -92,6 +92,10 @@
 // map and its idle time true. Packets that open or close a connection, or have
 // anything unusual about them, always take the long way.
 //
+// With Config.Accelerate a slot also knows the way that packets of its tuple leave
+// the stack by, and the next ones go from device to device without it
+// (bpf/across.h): between two pods, untranslated, as long as the slot is good.
+//
 // # Flows
 //
 // A connection has one entry, whichever way its packets go: its key has the two

@@ -43,10 +43,17 @@ func (c *Config) sizeFront(spec *ebpf.CollectionSpec) error {
 	}
 	slots := slotsPerCPU(cpus)
 	spec.Maps["front"].MaxEntries = slots * uint32(cpus)
+	if c.Accelerate {
+		spec.Maps["ways"].MaxEntries = slots * uint32(cpus)
+	}
+	liberal, _ := liberalTCP()
 	for name, v := range map[string]any{
 		"front_mask":  slots - 1,
 		"front_time":  uint64(c.frontTime()),
 		"front_ticks": uint64(c.frontTime() / tick),
+		"accelerate":  c.Accelerate,
+		"tcp_liberal": liberal,
+		"way_ticks":   uint64(wayTime / tick),
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return fmt.Errorf("set %s in the programs: %w", name, err)

@@ -94,15 +94,19 @@ func cellOf(a *flow.Addr) uint16 {
 
 // deviceState is struct device.
 type deviceState struct {
-	Own  [6]byte // source MAC address of packets to the pod; kept up by the kernel side
-	Peer [6]byte // source MAC address the pod last used; written by the kernel side
-	Zero uint32
-	Due  uint64 // of the rate limit; written by the kernel side
+	Own   [6]byte // source MAC address of packets to the pod; kept up by the kernel side
+	Peer  [6]byte // source MAC address the pod last used; written by the kernel side
+	Flags uint32
+	Due   uint64 // of the rate limit; written by the kernel side
 }
+
+// Bits of deviceState.Flags.
+const deviceOpen = 1 // packets to it may leave out the stack, and so may those from it
 
 // Indexes of the counters map: enum counter.
 const (
 	countHit = iota
+	countAcross
 	countUpcall
 	countLater
 	countUnparsed

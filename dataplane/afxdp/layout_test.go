@@ -27,7 +27,7 @@ func TestLayout(t *testing.T) {
 	}{
 		{"flow_key", flowKey{}, spec.Maps["flows"].Key, spec.Maps["flows"].KeySize, []string{"a", "b", "aport", "bport", "proto", "back", "zero"}},
 		{"flow", flowState{}, spec.Maps["flows"].Value, spec.Maps["flows"].ValueSize, []string{"generation", "last", "cell", "flags"}},
-		{"device", deviceState{}, spec.Maps["devices"].Value, spec.Maps["devices"].ValueSize, []string{"own", "peer", "zero", "due"}},
+		{"device", deviceState{}, spec.Maps["devices"].Value, spec.Maps["devices"].ValueSize, []string{"own", "peer", "flags", "due"}},
 	} {
 		s, ok := c.btf.(*btf.Struct)
 		if !ok || s.Name != c.name {

@@ -110,20 +110,27 @@ const (
 	alone    = "alone"   // dropped: no daemon
 	left     = "left"    // passed: no daemon
 	forged   = "forged"  // dropped: another pod's address
+	across   = "across"  // passed by its flow, straight to the other pod
 )
 
 // run sends a packet through a program and returns what became of it, the mark
 // it left with and the frame.
 func (k *kernel) run(program string, frame []byte, mark uint32) (fate string, markOut uint32, out []byte) {
 	k.t.Helper()
-	return k.runOn(loopback, program, frame, mark)
+	return k.runIn(skbContext{Mark: mark}, program, frame)
 }
 
 // runOn is run on a device of the thread's namespace.
 func (k *kernel) runOn(ifindex uint32, program string, frame []byte, mark uint32) (fate string, markOut uint32, out []byte) {
 	k.t.Helper()
+	return k.runIn(skbContext{Mark: mark, Ifindex: ifindex}, program, frame)
+}
+
+// runIn is run for a packet about which the kernel knows ctx.
+func (k *kernel) runIn(ctx skbContext, program string, frame []byte) (fate string, markOut uint32, out []byte) {
+	k.t.Helper()
 	before := k.counters()
-	ctx, ctxOut := skbContext{Mark: mark, Ifindex: ifindex}, skbContext{}
+	var ctxOut skbContext
 	opt := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: ctx, ContextOut: &ctxOut}
 	ret, err := k.c.Programs[program].Run(opt)
 	if err != nil {
@@ -133,7 +140,7 @@ func (k *kernel) runOn(ifindex uint32, program string, frame []byte, mark uint32
 	fates := map[int]string{
 		countHit: passed, countUpcall: asked, countLater: deferred, countUnparsed: unparsed,
 		countDrop: dropped, countExempt: exempt,
-		countDenied: denied, countLimited: limited, countAloneDrop: alone, countAlonePass: left, countForged: forged,
+		countDenied: denied, countLimited: limited, countAloneDrop: alone, countAlonePass: left, countForged: forged, countAcross: across,
 	}
 	n := 0
 	for i := range after {
@@ -146,7 +153,7 @@ func (k *kernel) runOn(ifindex uint32, program string, frame []byte, mark uint32
 		k.t.Errorf("%d counters changed, want one: every packet has one fate", n)
 	}
 	const next, drop, redirect = 0xffffffff, 2, 7
-	want := map[string]uint32{passed: next, exempt: next, unparsed: next, deferred: next, asked: redirect, dropped: drop, denied: drop, limited: drop, alone: drop, left: next, forged: drop}[fate]
+	want := map[string]uint32{passed: next, exempt: next, unparsed: next, deferred: next, asked: redirect, dropped: drop, denied: drop, limited: drop, alone: drop, left: next, forged: drop, across: redirect}[fate]
 	if ret != want {
 		k.t.Errorf("packet that was %s: program returned %d", fate, int32(ret))
 	}

@@ -21,6 +21,7 @@ const (
 	podMapCounters       = "counters"
 	podMapDenied         = "denied"
 	podMapDevices        = "devices"
+	podMapEntered        = "entered"
 	podMapFlows          = "flows"
 	podMapFront          = "front"
 	podMapGuards         = "guards"
@@ -30,10 +31,12 @@ const (
 	podMapPodCidrs       = "pod_cidrs"
 	podMapSockets        = "sockets"
 	podMapSources        = "sources"
+	podMapWays           = "ways"
 	podProgPodEgress     = "pod_egress"
 	podProgPodIngress    = "pod_ingress"
 	podProgUpcallIngress = "upcall_ingress"
 	podProgUpcallXdp     = "upcall_xdp"
+	podVarAccelerate     = "accelerate"
 	podVarAlive          = "alive"
 	podVarAliveTime      = "alive_time"
 	podVarAntiSpoofing   = "anti_spoofing"
@@ -58,10 +61,12 @@ const (
 	podVarRoom           = "room"
 	podVarSent           = "sent"
 	podVarStrict         = "strict"
+	podVarTcpLiberal     = "tcp_liberal"
 	podVarUpcallCost     = "upcall_cost"
 	podVarUpcallCredit   = "upcall_credit"
 	podVarUpcallIfindex  = "upcall_ifindex"
 	podVarValidFrom      = "valid_from"
+	podVarWayTicks       = "way_ticks"
 )
 
 // loadPod returns the embedded CollectionSpec for pod.
@@ -121,6 +126,7 @@ type podMapSpecs struct {
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
 	Denied        *ebpf.MapSpec `ebpf:"denied"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
+	Entered       *ebpf.MapSpec `ebpf:"entered"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	Front         *ebpf.MapSpec `ebpf:"front"`
 	Guards        *ebpf.MapSpec `ebpf:"guards"`
@@ -130,12 +136,14 @@ type podMapSpecs struct {
 	PodCidrs      *ebpf.MapSpec `ebpf:"pod_cidrs"`
 	Sockets       *ebpf.MapSpec `ebpf:"sockets"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
+	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // podVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type podVariableSpecs struct {
+	Accelerate    *ebpf.VariableSpec `ebpf:"accelerate"`
 	Alive         *ebpf.VariableSpec `ebpf:"alive"`
 	AliveTime     *ebpf.VariableSpec `ebpf:"alive_time"`
 	AntiSpoofing  *ebpf.VariableSpec `ebpf:"anti_spoofing"`
@@ -160,10 +168,12 @@ type podVariableSpecs struct {
 	Room          *ebpf.VariableSpec `ebpf:"room"`
 	Sent          *ebpf.VariableSpec `ebpf:"sent"`
 	Strict        *ebpf.VariableSpec `ebpf:"strict"`
+	TcpLiberal    *ebpf.VariableSpec `ebpf:"tcp_liberal"`
 	UpcallCost    *ebpf.VariableSpec `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.VariableSpec `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.VariableSpec `ebpf:"upcall_ifindex"`
 	ValidFrom     *ebpf.VariableSpec `ebpf:"valid_from"`
+	WayTicks      *ebpf.VariableSpec `ebpf:"way_ticks"`
 }
 
 // podObjects contains all objects after they have been loaded into the kernel.
@@ -191,6 +201,7 @@ type podMaps struct {
 	Counters      *ebpf.Map `ebpf:"counters"`
 	Denied        *ebpf.Map `ebpf:"denied"`
 	Devices       *ebpf.Map `ebpf:"devices"`
+	Entered       *ebpf.Map `ebpf:"entered"`
 	Flows         *ebpf.Map `ebpf:"flows"`
 	Front         *ebpf.Map `ebpf:"front"`
 	Guards        *ebpf.Map `ebpf:"guards"`
@@ -200,6 +211,7 @@ type podMaps struct {
 	PodCidrs      *ebpf.Map `ebpf:"pod_cidrs"`
 	Sockets       *ebpf.Map `ebpf:"sockets"`
 	Sources       *ebpf.Map `ebpf:"sources"`
+	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *podMaps) Close() error {
@@ -209,6 +221,7 @@ func (m *podMaps) Close() error {
 		m.Counters,
 		m.Denied,
 		m.Devices,
+		m.Entered,
 		m.Flows,
 		m.Front,
 		m.Guards,
@@ -218,6 +231,7 @@ func (m *podMaps) Close() error {
 		m.PodCidrs,
 		m.Sockets,
 		m.Sources,
+		m.Ways,
 	)
 }
 
@@ -225,6 +239,7 @@ func (m *podMaps) Close() error {
 //
 // It can be passed to loadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type podVariables struct {
+	Accelerate    *ebpf.Variable `ebpf:"accelerate"`
 	Alive         *ebpf.Variable `ebpf:"alive"`
 	AliveTime     *ebpf.Variable `ebpf:"alive_time"`
 	AntiSpoofing  *ebpf.Variable `ebpf:"anti_spoofing"`
@@ -249,10 +264,12 @@ type podVariables struct {
 	Room          *ebpf.Variable `ebpf:"room"`
 	Sent          *ebpf.Variable `ebpf:"sent"`
 	Strict        *ebpf.Variable `ebpf:"strict"`
+	TcpLiberal    *ebpf.Variable `ebpf:"tcp_liberal"`
 	UpcallCost    *ebpf.Variable `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.Variable `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.Variable `ebpf:"upcall_ifindex"`
 	ValidFrom     *ebpf.Variable `ebpf:"valid_from"`
+	WayTicks      *ebpf.Variable `ebpf:"way_ticks"`
 }
 
 // podPrograms contains all programs after they have been loaded into the kernel.

@@ -19,7 +19,8 @@ func (b *Backend) Stats() dataplane.BackendStats {
 
 func (b *Backend) stats() dataplane.BackendStats {
 	s := dataplane.BackendStats{
-		Bypassed: b.count(countHit),
+		Bypassed:    b.count(countHit) + b.count(countAcross),
+		Accelerated: b.count(countAcross),
 		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
 			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
 		Upcalls: b.count(countUpcall), Restored: b.restored,
@@ -29,7 +30,7 @@ func (b *Backend) stats() dataplane.BackendStats {
 		alone = dataplane.LeaveUnheard
 	}
 	for which, fate := range map[uint32]dataplane.Fate{
-		countHit: dataplane.PassAccepted, countUpcall: dataplane.FateUpcall, countLater: dataplane.LeaveLater,
+		countHit: dataplane.PassAccepted, countAcross: dataplane.PassAccelerated, countUpcall: dataplane.FateUpcall, countLater: dataplane.LeaveLater,
 		countUnparsed: dataplane.LeaveUnparsed, countDrop: dataplane.DropUnparsed, countExempt: dataplane.PassExempt,
 		countDenied: dataplane.DropDenied, countLimited: dataplane.DropLimited, countAloneDrop: dataplane.DropUnheard,
 		countAlonePass: alone, countUnknown: dataplane.DropUnknownPod, countForged: dataplane.DropForged,

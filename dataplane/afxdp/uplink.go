@@ -169,10 +169,13 @@ func (b *Backend) stopUplinks() error {
 // openGuard starts what there is without upcalls.
 func (b *Backend) openGuard() (err error) {
 	b.mode = AttachXDPGeneric
+	if b.config.Accelerate {
+		b.log.Warn("accelerate is ignored: these programs judge nothing", "attach", b.mode)
+	}
 	if err := b.loadXDP(); err != nil {
 		return err
 	}
-	if b.watch, err = newWatch(); err != nil {
+	if b.watch, err = newWatch(false); err != nil {
 		return err
 	}
 	return b.startGuard()

@@ -27,10 +27,12 @@ type watch struct {
 	fd   int
 	wake int // eventfd: readable once closed
 	buf  []byte
+	// shaping makes queueing disciplines and filters news.
+	shaping bool
 }
 
 // newWatch must run in the namespace.
-func newWatch() (*watch, error) {
+func newWatch(shaping bool) (*watch, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
@@ -47,7 +49,7 @@ func newWatch() (*watch, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("create an eventfd: %w", err)
 	}
-	return &watch{fd: fd, wake: wake, buf: make([]byte, 64<<10)}, nil
+	return &watch{fd: fd, wake: wake, buf: make([]byte, 64<<10), shaping: shaping}, nil
 }
 
 // wait returns when there is news, at the latest after the given time (negative:
@@ -66,7 +68,7 @@ func (w *watch) wait(d time.Duration) (open bool) {
 
 // appeared and vanished are called for devices, and stripped for those that lost a
 // filter or a qdisc, in the order of events; anything is whether there was any news
-// at all, qdiscs left out. Namespace thread only.
+// at all. Namespace thread only.
 func (w *watch) drain(appeared func(netlink.Link), vanished, stripped func(index int)) (anything bool) {
 	for {
 		n, _, err := unix.Recvfrom(w.fd, w.buf, 0)
@@ -90,9 +92,11 @@ func (w *watch) drain(appeared func(netlink.Link), vanished, stripped func(index
 				if len(m.Data) >= sizeofTcmsg {
 					stripped(int(binary.NativeEndian.Uint32(m.Data[4:])))
 				}
+				anything = anything || w.shaping
 				continue
-			case unix.RTM_NEWTFILTER, unix.RTM_NEWQDISC:
-				continue // every device that appears brings some
+			case unix.RTM_NEWTFILTER, unix.RTM_NEWQDISC: // every device that appears brings some
+				anything = anything || w.shaping
+				continue
 			}
 			anything = true
 			// Bridges report their ports in a family of their own.

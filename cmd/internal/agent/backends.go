@@ -28,6 +28,9 @@ func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, wh
 	}
 	switch c.Dataplane {
 	case "nfqueue":
+		if c.Accelerate {
+			log.Warn("accelerate is ignored: the nfqueue backend has no way past the stack")
+		}
 		b, err := newNFQueue(c, log)
 		if err != nil {
 			return nil, "", fmt.Errorf("nfqueue backend: %w", err)
@@ -93,7 +96,7 @@ func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, erro
 	b, err := afxdp.New(afxdp.Config{
 		Strict: strict, FailOpen: c.FailMode == "open", PinPath: c.AFXDP.PinPath,
 		FlowEntries: int(c.AFXDP.FlowEntries), UpcallRate: c.AFXDP.UpcallRate, UpcallBurst: c.AFXDP.UpcallBurst,
-		Devices: devices, AttachConfig: attach,
+		Accelerate: c.Accelerate, Devices: devices, AttachConfig: attach,
 		Marks: afxdpMarks, Logger: log.With("backend", "afxdp"),
 	})
 	if err != nil {

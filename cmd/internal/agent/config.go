@@ -35,6 +35,9 @@ type Config struct {
 	Dataplane string `json:"dataplane"`
 	// FailMode is closed or open.
 	FailMode string `json:"failMode"`
+	// Accelerate sends accepted flows between pods of this node past the host's
+	// stack. With the afxdp backend only.
+	Accelerate bool `json:"accelerate"`
 	// AllowMixedDialects accepts KEP and released AdminNetworkPolicies together
 	// (X-02).
 	AllowMixedDialects bool `json:"allowMixedDialects"`

@@ -162,6 +162,19 @@ func (r *rig) stop(s syscall.Signal) {
 	}
 }
 
+// readStats reads what a stopped daemon has written.
+func (r *rig) readStats() (s Stats) {
+	r.t.Helper()
+	b, err := os.ReadFile(filepath.Join(r.state, "stats.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &s)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return s
+}
+
 func (r *rig) logText() string {
 	b, _ := os.ReadFile(r.log)
 	return string(b)
@@ -243,9 +256,16 @@ var dataplanes = []string{"nfqueue", "afxdp", "auto"}
 // TestEdit changes the policy under live connections: the change is in force for
 // new ones, cuts the live ones it denies and leaves the others alone.
 func TestEdit(t *testing.T) {
-	for _, dp := range dataplanes {
+	// Accelerated flows are no different. Connection tracking lets TCP be one.
+	for _, dp := range append(dataplanes, "afxdp accelerated", "auto accelerated") {
 		t.Run(dp, func(t *testing.T) {
+			dp, accelerate := strings.CutSuffix(dp, " accelerated")
 			r := newRig(t, dp)
+			if r.conf.Accelerate = accelerate; accelerate {
+				if err := r.world.Node.NS.Sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1"); err != nil {
+					t.Fatal(err)
+				}
+			}
 			r.start()
 			type conn struct {
 				what string
@@ -259,6 +279,13 @@ func TestEdit(t *testing.T) {
 						conn{"outside > y/b " + what, r.dial(network, "outside", "y/b", family)})
 					others = append(others, conn{"x/a > y/c " + what, r.dial(network, "x/a", "y/c", family)},
 						conn{"y/b > outside " + what, r.dial(network, "y/b", "outside", family)})
+				}
+			}
+			for range 5 {
+				for _, c := range append(denied, others...) {
+					if !alive(c) {
+						t.Fatalf("%s does not last\n%s", c.what, r.logText())
+					}
 				}
 			}
 			began := time.Now()
@@ -289,6 +316,9 @@ func TestEdit(t *testing.T) {
 			r.stop(syscall.SIGTERM)
 			if n := strings.Count(r.logText(), "level=ERROR"); n > 0 {
 				t.Errorf("%d errors in the log:\n%s", n, r.logText())
+			}
+			if n := r.readStats().Accelerated; (n > 0) != accelerate {
+				t.Errorf("%d packets went past the stack", n)
 			}
 		})
 	}
@@ -423,14 +453,7 @@ func TestAuditAndStats(t *testing.T) {
 					t.Errorf("no audit record with %q in\n%s", want, log)
 				}
 			}
-			var s Stats
-			b, err := os.ReadFile(filepath.Join(r.state, "stats.json"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := json.Unmarshal(b, &s); err != nil {
-				t.Fatal(err)
-			}
+			s := r.readStats()
 			var sum uint64
 			for _, n := range s.Paths {
 				sum += n

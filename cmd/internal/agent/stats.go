@@ -17,6 +17,7 @@ type Stats struct {
 	Generation   uint64 `json:"generation"`
 	Upcalls      uint64 `json:"upcalls"`      // packets seen in userspace
 	Bypassed     uint64 `json:"bypassed"`     // packets the kernel passed without userspace
+	Accelerated  uint64 `json:"accelerated"`  // of those: past the host's stack, too
 	KernelDrops  uint64 `json:"kernelDrops"`  // packets the kernel dropped without userspace
 	Overflow     uint64 `json:"overflow"`     // packets lost in full queues or rings
 	Passed       uint64 `json:"passed"`       // of the upcalls
@@ -53,6 +54,7 @@ func (d *daemon) stats() Stats {
 	for _, b := range d.backends {
 		bs := b.Stats()
 		s.Bypassed += bs.Bypassed
+		s.Accelerated += bs.Accelerated
 		s.KernelDrops += bs.Dropped
 		s.Overflow += bs.Overflow
 		for i, n := range bs.Fates {

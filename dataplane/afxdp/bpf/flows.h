@@ -8,7 +8,9 @@
 #include "state.h"
 
 // Set by the Go side before loading; the verifier sees constants.
-//
+volatile const __u32 mark_accept = 0; // packet mark: judged and accepted
+volatile const __u32 mark_fast = 0;   // packet mark: accepted by us, at the device it came from
+volatile const __u32 mark_return = 0; // packet mark: came back from userspace, loop breaker
 // Idle times in ns after which a flow is forgotten.
 volatile const __u64 idle_tcp = 0, idle_closing = 0, idle_udp = 0, idle_sctp = 0, idle_icmp = 0, idle_other = 0;
 // ns after which a flow in use is looked up again (front.h), and its time noted:

@@ -30,7 +30,7 @@ struct slot {
 	__u64 generation;
 	__u64 born;    // jiffies
 	__u32 ifindex; // that the guard let the source send from; 0: it was not asked
-	__u32 zero;
+	__u32 way;     // see across.h
 };
 _Static_assert(sizeof(struct slot) == 64, "one cache line");
 
@@ -121,40 +121,50 @@ INLINE int fresh(const struct slot *s, __u64 policy)
 	return s->generation == policy && jiffies64() - s->born < front_ticks;
 }
 
-// in_front reports whether a packet passes by what is known of its flow. ifindex
+// in_front returns the slot by which a packet passes, and its place, or 0. ifindex
 // is the device it came from; towards a pod, 0: a flow needs no guard there.
-INLINE int in_front(struct skb *skb, __u32 ifindex, __u64 policy)
+INLINE struct slot *in_front(struct skb *skb, __u32 ifindex, __u64 policy, __u32 *place)
 {
 	__u64 tuple[TUPLE];
 	if (!plain(skb, tuple))
 		return 0;
 	__u64 at = places(tuple);
-	struct slot *s = slot_at(at);
+	*place = at;
+	struct slot *s = slot_at(*place);
 	if (!s)
 		return 0;
 	if (!same_tuple(s, tuple)) {
-		s = slot_at(at >> 32);
+		*place = at >> 32;
+		s = slot_at(*place);
 		if (!s || !same_tuple(s, tuple))
 			return 0;
 	}
-	return fresh(s, policy) && (!ifindex || s->ifindex == ifindex);
+	return fresh(s, policy) && (!ifindex || s->ifindex == ifindex) ? s : 0;
 }
 
 // to_front notes the flow of a packet that was found in flows, current under the
-// given policy, and that the guard let in from ifindex.
-INLINE void to_front(struct skb *skb, __u32 ifindex, __u64 policy)
+// given policy, and that the guard let in from ifindex. It returns the slot, whose
+// way is still what it was before if it was the same flow's, under the same
+// policy and from the same device, and 0 otherwise.
+INLINE struct slot *to_front(struct skb *skb, __u32 ifindex, __u64 policy, __u32 *place)
 {
 	__u64 tuple[TUPLE];
 	if (!plain(skb, tuple))
-		return;
+		return 0;
 	__u64 at = places(tuple);
-	struct slot *s = slot_at(at), *other = slot_at(at >> 32);
+	__u32 second = at >> 32;
+	*place = at;
+	struct slot *s = slot_at(*place), *other = slot_at(second);
 	if (!s || !other)
-		return;
+		return 0;
 	// Its own place, else one that is free, else the older one.
 	if (!same_tuple(s, tuple) &&
-	    (same_tuple(other, tuple) || (fresh(s, policy) && (!fresh(other, policy) || other->born < s->born))))
+	    (same_tuple(other, tuple) || (fresh(s, policy) && (!fresh(other, policy) || other->born < s->born)))) {
 		s = other;
+		*place = second;
+	}
+	if (s->generation != policy || s->ifindex != ifindex || !same_tuple(s, tuple))
+		s->way = 0;
 	s->generation = 0; // not while it is written
 	barrier();
 	__builtin_memcpy(s->tuple, tuple, sizeof(tuple));
@@ -162,6 +172,7 @@ INLINE void to_front(struct skb *skb, __u32 ifindex, __u64 policy)
 	s->born = jiffies64();
 	barrier();
 	s->generation = policy;
+	return s;
 }
 
 #endif

@@ -10,11 +10,13 @@
 typedef unsigned char __u8;
 typedef unsigned short __u16;
 typedef unsigned int __u32;
+typedef int __s32;
 typedef unsigned long long __u64;
 _Static_assert(sizeof(__u64) == 8 && sizeof(void *) == 8, "BPF is a 64-bit machine");
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
+#define WEAK __attribute__((weak))
 #define barrier() __asm__ volatile("" ::: "memory")
 
 /* What a BTF map definition is made of: the numbers are array lengths. */
@@ -34,6 +36,8 @@ enum { /* enum tcx_action_base */
 	TCX_NEXT = -1,
 	TCX_DROP = 2,
 };
+
+enum { PACKET_HOST = 0 }; /* skb.pkt_type: for this device */
 
 enum { /* enum xdp_action */
 	XDP_DROP = 1,
@@ -76,11 +80,14 @@ static __u32 (*const get_smp_processor_id)(void) = (void *)8;
 static long (*const skb_store_bytes)(struct skb *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*const redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*const skb_load_bytes)(const void *skb, __u32 off, void *to, __u32 len) = (void *)26;
+static long (*const skb_change_type)(struct skb *skb, __u32 type) = (void *)32;
 static long (*const skb_change_tail)(struct skb *skb, __u32 len, __u64 flags) = (void *)38;
 static long (*const skb_pull_data)(struct skb *skb, __u32 len) = (void *)39;
 static long (*const redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 static __u64 (*const jiffies64)(void) = (void *)118; /* Linux 5.6 */
+static long (*const redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155; /* Linux 5.10 */
 static __u64 (*const ktime_coarse)(void) = (void *)160; /* CLOCK_MONOTONIC_COARSE, Linux 5.11 */
+static long (*const check_mtu)(struct skb *skb, __u32 ifindex, __u32 *mtu, __s32 diff, __u64 flags) = (void *)163; /* Linux 5.12 */
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "only little-endian machines are supported"

@@ -8,6 +8,7 @@
 // a packet that userspace has sent back. upcall_ingress and upcall_xdp are the
 // two ends of that pair.
 
+#include "across.h"
 #include "flows.h"
 #include "front.h"
 #include "guard.h"
@@ -15,10 +16,7 @@
 #include "upcall.h"
 
 // Set by the Go side before loading; the verifier sees constants.
-volatile const __u32 mark_accept = 0; // packet mark: judged and accepted
-volatile const __u32 mark_fast = 0;   // packet mark: accepted by us, at the device it came from
-volatile const __u32 mark_return = 0; // packet mark: came back from userspace, loop breaker
-volatile const __u8 strict = 0;	      // no later hook judges what we leave alone
+volatile const __u8 strict = 0; // no later hook judges what we leave alone
 
 // addresses fills in both addresses of a packet that parse did not get through.
 // It reports whether the packet is IP at all.
@@ -125,18 +123,18 @@ INLINE int judge(struct skb *skb, int egress)
 	// that changes its namespace (skb_scrub_packet).
 	if (mark & mark_return) {
 		skb->mark = mark & ~mark_return;
+		if (!egress)
+			enter(0);
 		add(COUNT_RETURNED, 1);
 		return TCX_NEXT;
 	}
 	// Read before any flow: see current.
 	__u64 policy = generation;
 	__u32 ifindex = skb->ifindex;
-	if (in_front(skb, egress ? 0 : ifindex, policy)) {
-		if (!egress)
-			skb->mark = (mark & ~mark_accept) | mark_fast;
-		add(COUNT_HIT, 1);
-		return TCX_NEXT;
-	}
+	__u32 place = 0;
+	struct slot *s = in_front(skb, egress ? 0 : ifindex, policy, &place);
+	if (s)
+		goto pass;
 	// Nor may anything but us say that a pod's packet is accepted.
 	if (!egress && mark & (mark_accept | mark_fast)) {
 		mark &= ~(mark_accept | mark_fast);
@@ -230,9 +228,22 @@ accept:
 	touch(f, now);
 	if (p.closes && !(f->flags & FLOW_CLOSING))
 		f->flags |= FLOW_CLOSING;
-	if (!egress) // Not mark_accept: what only passes accepts no connection once more.
-		skb->mark = mark | mark_fast;
-	to_front(skb, egress ? 0 : ifindex, policy);
+	s = to_front(skb, egress ? 0 : ifindex, policy, &place);
+	if (s && f->flags & FLOW_CLOSING)
+		s->way = WAY_NONE;
+pass:
+	if (!egress) {
+		int action = accelerate && s ? across(skb, s, place, mark) : 0;
+		if (action) {
+			add(COUNT_ACROSS, 1);
+			return action;
+		}
+		enter(s ? place + 1 : 0);
+		// Not mark_accept: what only passes accepts no connection once more.
+		skb->mark = (mark & ~mark_accept) | mark_fast;
+	} else if (accelerate && s) {
+		learn(skb, s, place, mark & mark_fast);
+	}
 	add(COUNT_HIT, 1);
 	return TCX_NEXT;
 }

@@ -49,11 +49,15 @@ struct address {
 	__u32 words[4];
 };
 
+enum {
+	DEVICE_OPEN = 1, /* packets to it may leave out the stack (across.h), and so may those from it */
+};
+
 /* A device whose packets we judge. */
 struct device {
 	__u8 own[6];  /* source MAC address of packets to the pod */
 	__u8 peer[6]; /* source MAC address the pod last used */
-	__u32 zero;
+	__u32 flags;
 	__u64 due; /* when all upcalls so far fit the rate limit, CLOCK_MONOTONIC_COARSE ns */
 };
 
@@ -80,6 +84,7 @@ enum {
 /* Indexes of the counters map. Each packet a pod program sees counts under one of those up to COUNT_RETURNED. */
 enum counter {
 	COUNT_HIT,	  /* passed: the flow is accepted and remembered */
+	COUNT_ACROSS,	  /* the same, and went straight to the destination's device */
 	COUNT_UPCALL,	  /* packets sent up; a GSO packet counts as its segments */
 	COUNT_LATER,	  /* left to the later hook: the flow is known to be its business */
 	COUNT_UNPARSED,	  /* left to the later hook: cannot be parsed here, or too large */
