@@ -184,6 +184,7 @@ type Engine struct {
 	running  atomic.Bool
 
 	current atomic.Pointer[snapshot] // nil until the first SetTable
+	ready   chan struct{}            // closed with the first SetTable
 
 	update  sync.Mutex // serialises SetTable
 	partial bool       // guarded by update: the table in force is not everywhere in force
@@ -204,7 +205,7 @@ func New(cfg Config) *Engine {
 	if cfg.RejectRate == 0 {
 		cfg.RejectRate = DefaultRejectRate
 	}
-	e := &Engine{cfg: cfg, clock: cfg.Clock, log: cfg.Logger}
+	e := &Engine{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, ready: make(chan struct{})}
 	if e.clock == nil {
 		e.clock = MonotonicClock
 	}
@@ -324,6 +325,9 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	}
 
 	e.current.Store(s)
+	if old == nil {
+		close(e.ready)
+	}
 	var errs []error
 	stalled := e.observed()
 	if stalled != nil {
@@ -442,6 +446,10 @@ func (e *Engine) TableOf(generation uint64) *classifier.Table {
 	}
 	return nil
 }
+
+// Ready is closed once packets are judged by a table. SetTable may not have returned
+// by then: what backends do about it brings packets up.
+func (e *Engine) Ready() <-chan struct{} { return e.ready }
 
 // Table returns the table in force, nil before the first SetTable.
 func (e *Engine) Table() *classifier.Table {

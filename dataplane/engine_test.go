@@ -218,7 +218,21 @@ func busy2(t *testing.T, inApply chan<- struct{}, release <-chan struct{}) *fake
 }
 
 func TestSetTableGeneration(t *testing.T) {
-	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fake.NewBackend("fake", fake.NewDriver(1, false))}})
+	b := fake.NewBackend("fake", fake.NewDriver(1, false))
+	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{b}})
+	select {
+	case <-e.Ready():
+		t.Error("ready without a table")
+	default:
+	}
+	b.OnUpdate = func(*classifier.Table, dataplane.Change) (int, error) {
+		select {
+		case <-e.Ready():
+		default:
+			t.Error("not ready when the backends hear of the table")
+		}
+		return 0, nil
+	}
 	for _, c := range []struct {
 		gen uint64
 		ok  bool

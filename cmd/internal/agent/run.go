@@ -252,7 +252,7 @@ const holdFirst = time.Second
 // the queues meanwhile are judged by it, and not dropped because there is none.
 func (d *daemon) hold(ctx context.Context) {
 	select {
-	case <-d.control.Ready():
+	case <-d.engine.Ready():
 	case <-ctx.Done():
 	case <-time.After(holdFirst):
 	}
