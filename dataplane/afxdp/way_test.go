@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net"
+	"net/netip"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/gopacket/layers"
 	"github.com/vishvananda/netlink"
 
+	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 	"github.com/tierwall/tierwall/dataplane/packet"
@@ -52,7 +54,19 @@ func newWayRig(t *testing.T, ns *netlab.NS) *wayRig {
 		w.device(i, deviceOpen)
 		w.guard(i, 0)
 	}
+	w.home(w.to)
 	return w
+}
+
+// home puts the destinations of all frames behind a device.
+func (w *wayRig) home(index uint32) {
+	w.t.Helper()
+	for _, ip := range []net.IP{dst4, dst6} {
+		a, _ := netip.AddrFromSlice(ip)
+		if err := w.c.Maps["local_pods"].Put(flow.AddrFrom(a), &localPod{Ifindex: index}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
 }
 
 func (w *wayRig) device(index, flags uint32) {
@@ -146,6 +160,9 @@ func TestWayIsLearnt(t *testing.T) {
 			{name: "from one that is not", change: func(*skbContext) { w.device(w.from, 0) }},
 			{name: "no pod's device", change: func(*skbContext) { w.c.Maps["devices"].Delete(w.to) }},
 			{name: "its own device", change: func(ctx *skbContext) { ctx.Ifindex = w.from }},
+			{name: "a copy for somebody else", change: func(*skbContext) { w.home(w.from) }},
+			{name: "to nobody we know", change: func(*skbContext) { w.home(0) }},
+			{name: "to many", out: func(f []byte) []byte { f = routed(f); f[0] |= 1; return f }},
 			{name: "to a bridge", change: func(*skbContext) { w.guard(w.to, 7) }},
 			{name: "from a bridge", out: same, change: func(*skbContext) { w.guard(w.from, 7) }},
 			{name: "between bridges", out: same, change: func(*skbContext) { w.guard(w.from, 7); w.guard(w.to, 8) }},
@@ -169,6 +186,7 @@ func TestWayIsLearnt(t *testing.T) {
 				w.device(i, deviceOpen)
 				w.guard(i, 0)
 			}
+			w.home(w.to)
 			w.flow(c.frame, c.flags)
 			ctx := leaving
 			if fate, _, _ := w.runOn(w.from, "pod_ingress", c.frame, 0); fate != passed {

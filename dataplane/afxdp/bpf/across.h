@@ -26,12 +26,6 @@ volatile const __u8 accelerate = 0;
 volatile const __u8 tcp_liberal = 0; // connection tracking does not mind missing packets of a TCP connection
 volatile const __u64 way_ticks = 0;  // jiffies after which a way is learnt anew
 
-enum { // slot.way
-	WAY_UNKNOWN,
-	WAY_KNOWN,
-	WAY_NONE, // the stack's business, as far as can be told
-};
-
 struct way {
 	__u8 dst[6], src[6]; // MAC addresses on the destination's device; unused if flat
 	__u32 ifindex;	     // the destination's device
@@ -97,6 +91,14 @@ INLINE int suits(const struct slot *s)
 	return (proto == TCP || proto == UDP) && sport != DNS && dport != DNS;
 }
 
+// destination is where a slot's packets go.
+INLINE struct address destination(const struct slot *s)
+{
+	if (s->tuple[0] >> 40 == 4)
+		return (struct address){{0, 0, htonl(0xffff), s->tuple[1] >> 32}};
+	return (struct address){{s->tuple[3], s->tuple[3] >> 32, s->tuple[4], s->tuple[4] >> 32}};
+}
+
 INLINE int same_mac(const __u8 *a, const __u8 *b)
 {
 	for (int i = 0; i < 6; i++)
@@ -114,18 +116,23 @@ INLINE void learn(struct skb *skb, struct slot *s, __u32 place, __u32 marked)
 	    !(e = map_lookup(&entered, &zero)) || *e != place + 1)
 		return;
 	__u32 from = s->ifindex, to = skb->ifindex, mtu = 0;
+	struct address dst = destination(s);
 	s->way = WAY_NONE;
 	struct device *came = map_lookup(&devices, &from), *d = map_lookup(&devices, &to);
-	struct guard *source = map_lookup(&guards, &from), *destination = map_lookup(&guards, &to);
+	struct guard *source = map_lookup(&guards, &from), *target = map_lookup(&guards, &to);
+	struct local_pod *pod = map_lookup(&local_pods, &dst);
 	struct way *w = map_lookup(&ways, &place);
 	if (!came || !(came->flags & DEVICE_OPEN) || !d || !(d->flags & DEVICE_OPEN) || from == to || !source ||
-	    !destination || !w || !suits(s))
+	    !target || !w || !suits(s))
+		return;
+	// A bridge floods what it does not know the port of: this may be a copy.
+	if (!pod || pod->ifindex != to)
 		return;
 	// Bridged, or routed; not one and then the other.
-	if (source->bridge != destination->bridge)
+	if (source->bridge != target->bridge)
 		return;
 	__u8 macs[12];
-	if (skb_load_bytes(skb, 0, macs, sizeof(macs)) < 0)
+	if (skb_load_bytes(skb, 0, macs, sizeof(macs)) < 0 || macs[0] & 1)
 		return;
 	w->flat = source->bridge != 0;
 	if (!w->flat && !same_mac(macs + 6, d->own))

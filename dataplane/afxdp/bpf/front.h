@@ -25,12 +25,18 @@ volatile const __u64 front_ticks = 0; // front_time in jiffies
 // IPv4 in the first word. A zeroed slot is no packet's.
 enum { TUPLE = 5 };
 
+enum { // slot.way, see across.h
+	WAY_UNKNOWN,
+	WAY_KNOWN,
+	WAY_NONE, // the stack's business, as far as could be told when the slot was filled
+};
+
 struct slot {
 	__u64 tuple[TUPLE];
 	__u64 generation;
 	__u64 born;    // jiffies
 	__u32 ifindex; // that the guard let the source send from; 0: it was not asked
-	__u32 way;     // see across.h
+	__u32 way;
 };
 _Static_assert(sizeof(struct slot) == 64, "one cache line");
 
@@ -163,8 +169,8 @@ INLINE struct slot *to_front(struct skb *skb, __u32 ifindex, __u64 policy, __u32
 		s = other;
 		*place = second;
 	}
-	if (s->generation != policy || s->ifindex != ifindex || !same_tuple(s, tuple))
-		s->way = 0;
+	if (s->way != WAY_KNOWN || s->generation != policy || s->ifindex != ifindex || !same_tuple(s, tuple))
+		s->way = WAY_UNKNOWN;
 	s->generation = 0; // not while it is written
 	barrier();
 	__builtin_memcpy(s->tuple, tuple, sizeof(tuple));
