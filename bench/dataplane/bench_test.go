@@ -126,7 +126,7 @@ func TestDataplane(t *testing.T) {
 	r := quick(t, "dataplane")
 	var want []string
 	for _, m := range []string{"established_udp", "tcp_throughput", "tcp_throughput_8", "new_udp", "tcp_connect", "connect_p99"} {
-		for _, s := range []string{"kernel", "conntrack", "nft1000", "nfqueue_stock", "nfqueue", "afxdp", "auto"} {
+		for _, s := range []string{"kernel", "conntrack", "nft1000", "nfqueue_stock", "nfqueue", "afxdp", "auto", "afxdp_accelerated"} {
 			want = append(want, m+"/"+s)
 		}
 	}
