@@ -146,7 +146,7 @@ func (g *ledger) name() {
 	until := g.clock() + g.settle
 	g.current.name(until)
 	for _, d := range g.drafts {
-		d.list.name(until)
+		d.name(until)
 	}
 }
 

@@ -2,6 +2,7 @@ package nfqueue
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -74,7 +75,7 @@ func (c *kernelConn) create(t testing.TB, conn *netlink.Conn) bool {
 		Header: netlink.Header{Type: msgCtNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
 		Data:   b,
 	})
-	if errno, ok := err.(*netlink.OpError); ok && errno.Err == unix.EEXIST {
+	if errors.Is(err, unix.EEXIST) {
 		return false
 	}
 	if err != nil {

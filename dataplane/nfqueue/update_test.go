@@ -378,10 +378,14 @@ func BenchmarkUpdate(b *testing.B) {
 		ledger bool
 		change string
 	}{
-		{"10k-everything", 10000, false, ""}, {"10k-everything-denied", 10000, false, "denied"},
-		{"10k-one-pod/walks", 10000, false, "10.77.0.1"}, {"10k-one-pod/ledger", 10000, true, "10.77.0.1"},
-		{"65k-one-pod/walks", 65000, false, "10.77.0.1"}, {"65k-one-pod/ledger", 65000, true, "10.77.0.1"},
-		{"65k-busy-pod/walks", 65000, false, "10.244.0.3"}, {"65k-busy-pod/ledger", 65000, true, "10.244.0.3"},
+		{"10k-everything", 10000, false, ""},
+		{"10k-everything-denied", 10000, false, "denied"},
+		{"10k-one-pod/walks", 10000, false, "10.77.0.1"},
+		{"10k-one-pod/ledger", 10000, true, "10.77.0.1"},
+		{"65k-one-pod/walks", 65000, false, "10.77.0.1"},
+		{"65k-one-pod/ledger", 65000, true, "10.77.0.1"},
+		{"65k-busy-pod/walks", 65000, false, "10.244.0.3"},
+		{"65k-busy-pod/ledger", 65000, true, "10.244.0.3"},
 	} {
 		b.Run(bc.name, func(b *testing.B) {
 			w := newWorld(b, Config{Queues: 1}, everything)
