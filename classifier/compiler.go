@@ -16,12 +16,14 @@ import (
 // serialise themselves.
 //
 // Comparing costs a walk over everything, some ten milliseconds for a hundred
-// thousand pods that come by namespace and name. Who knows what changed applies
-// Deltas to a Live instead.
+// thousand pods that come by namespace and name. Who knows what changed tells
+// Update.
 type Compiler struct {
 	mu   sync.Mutex
 	live *Live
 	set  rule.Set // of the last successful call: the same lists need no comparing
+	// setKnown is false when set is not all of the policy in force.
+	setKnown bool
 	// pods are those of that call if they were sorted, else nil.
 	pods []rule.Endpoint
 }
@@ -41,7 +43,7 @@ func (c *Compiler) Compile(set rule.Set, world *rule.World, opt Options) (*Table
 		if err != nil {
 			return nil, nil, err
 		}
-		c.live, c.set = l, set
+		c.live, c.set, c.setKnown = l, set, true
 		c.remember(world)
 		return l.Table(), report, nil
 	}
@@ -49,7 +51,7 @@ func (c *Compiler) Compile(set rule.Set, world *rule.World, opt Options) (*Table
 		return nil, nil, fmt.Errorf("compile policy: %w", err)
 	}
 	policies := &set
-	if sameList(c.set.Rules, set.Rules) && sameList(c.set.Isolations, set.Isolations) {
+	if c.setKnown && sameList(c.set.Rules, set.Rules) && sameList(c.set.Isolations, set.Isolations) {
 		policies = nil
 	} else {
 		set.Sort()
@@ -61,7 +63,7 @@ func (c *Compiler) Compile(set rule.Set, world *rule.World, opt Options) (*Table
 	d.Generation = opt.Generation
 	t, report, err := c.live.Apply(d)
 	if err == nil {
-		c.set = set
+		c.set, c.setKnown = set, true
 		c.remember(world)
 	}
 	return t, report, err

@@ -22,6 +22,7 @@ func TestCompilerEqualsCompile(t *testing.T) {
 		var last *classifier.Table
 		generation := uint64(0)
 		for range 25 {
+			var d *classifier.Delta
 			switch r.IntN(12) {
 			case 0:
 				m.node = map[string]string{"": "n1", "n1": ""}[m.node]
@@ -35,10 +36,18 @@ func TestCompilerEqualsCompile(t *testing.T) {
 					}
 				}
 			default:
-				m.apply(randomDelta(r, m))
+				d = randomDelta(r, m)
+				m.apply(d)
 			}
 			generation++
-			table, rep, err := c.Compile(m.set(), m.world(), classifier.Options{Generation: generation})
+			compile := func() (*classifier.Table, *classifier.Report, error) {
+				if last != nil && d != nil && r.IntN(2) == 0 { // told what changed
+					d.Generation = generation
+					return c.Update(d)
+				}
+				return c.Compile(m.set(), m.world(), classifier.Options{Generation: generation})
+			}
+			table, rep, err := compile()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,6 +74,48 @@ func TestCompilerEqualsCompile(t *testing.T) {
 	}
 	if shared < 500 {
 		t.Errorf("only %d tables share memory with the one before", shared)
+	}
+}
+
+// TestCompilerAfterUpdate: the very lists of before an Update are another policy
+// after it, and the very pods another world.
+func TestCompilerAfterUpdate(t *testing.T) {
+	var c classifier.Compiler
+	if _, _, err := c.Update(&classifier.Delta{}); err == nil {
+		t.Error("updated before anything was compiled")
+	}
+	set, w := isolateY(), twoPods("n2")
+	k := tcp("8.8.8.8", "10.0.1.1", 80)
+	reason := func(table *classifier.Table, _ *classifier.Report, err error) classifier.Reason {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return table.Outcome(table.Lookup(k).Ingress).Reason
+	}
+	if got := reason(c.Compile(set, w, classifier.Options{Generation: 1})); got != classifier.ReasonIsolation {
+		t.Fatal(got)
+	}
+	ref := classifier.RefOf(&set.Isolations[0].Origin)
+	if got := c.Policy(ref); len(got.Isolations) != len(set.Isolations) || len(got.Rules) != len(set.Rules) {
+		t.Errorf("the object brings %+v", got)
+	}
+	if got := reason(c.Update(&classifier.Delta{Policies: []classifier.PolicyChange{{Ref: ref}}})); got != classifier.ReasonDefault {
+		t.Errorf("without the policy: %s", got)
+	}
+	if got := c.Policy(ref); len(got.Isolations)+len(got.Rules) != 0 {
+		t.Errorf("an object that is gone brings %+v", got)
+	}
+	if got := reason(c.Compile(set, w, classifier.Options{Generation: 3})); got != classifier.ReasonIsolation {
+		t.Errorf("the same lists again: %s", got)
+	}
+	gone := classifier.PodName{Namespace: w.Endpoints[1].Namespace, Name: w.Endpoints[1].Name}
+	table, rep, err := c.Update(&classifier.Delta{DropPods: []classifier.PodName{gone}})
+	if got := reason(table, rep, err); got == classifier.ReasonIsolation || table.Knows(w.Endpoints[1].Addrs[0]) {
+		t.Errorf("without the pod: %s, known %t", got, table.Knows(w.Endpoints[1].Addrs[0]))
+	}
+	if got := reason(c.Compile(set, w, classifier.Options{Generation: 5})); got != classifier.ReasonIsolation {
+		t.Errorf("the same pods again: %s", got)
 	}
 }
 

@@ -2,7 +2,7 @@
 // them, which table generation admitted them and why, and how far they have got.
 //
 //	                  worker (one goroutine)             control goroutines
-//	                  Seen · Insert · Expire             Each… · Restamp · Forget · Stats
+//	                  Seen · Insert · Expire             Each… · News · Restamp · Forget · Stats
 //	                             │                               │
 //	                             ▼            one mutex          ▼
 //	┌────────────────── Table ──────────────────────────────────────────────┐
@@ -58,12 +58,15 @@
 // memory is reclaimed by [Table.Expire], which examines a bounded number of slots
 // per call.
 //
+// Who keeps a list of what the kernel remembers, beyond the life of the records
+// here, learns of every record by [Table.News].
+//
 // # Bounds
 //
 // A table never has more than Limits.Records records. A new one then takes the
 // place of the one idle for longest, whatever its state, and that is counted. A
 // full table takes about 350 bytes per record, 23 MB at the default of 65,536: a
-// slot of 128 bytes, allocated in blocks as the table grows and then reused for
+// slot of 152 bytes, allocated in blocks as the table grows and then reused for
 // ever, and some 220 bytes of index in the LRU package's list and map. Up to some
 // 90 more go to an index by address once [Table.EachTouching] was used. A test
 // keeps the bounds. Finding a record allocates nothing; adding one allocates the

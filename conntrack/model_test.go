@@ -1,6 +1,8 @@
 package conntrack
 
 import (
+	"cmp"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -17,6 +19,8 @@ type model struct {
 	recs   []Record
 	lastID uint64
 	stats  Stats
+	told   map[uint64]bool // records that News need not report
+	gone   []Record        // records it must report although they are gone
 }
 
 // find returns the index of k's connection by the definition of a reply: the
@@ -46,13 +50,29 @@ func (m *model) expired(i int, now int64) bool {
 	return now > m.recs[i].LastSeen+int64(m.limits.Timeouts.Idle(&m.recs[i]))
 }
 
-func (m *model) delete(i int) { m.recs = slices.Delete(m.recs, i, i+1) }
+func (m *model) delete(i int) {
+	if !m.told[m.recs[i].ID] {
+		m.gone = append(m.gone, m.recs[i])
+	}
+	m.recs = slices.Delete(m.recs, i, i+1)
+}
+
+func (m *model) news() []Record {
+	news := m.gone
+	for _, r := range m.recs {
+		if !m.told[r.ID] {
+			news = append(news, r)
+			m.told[r.ID] = true
+		}
+	}
+	m.gone = nil
+	return news
+}
 
 // touch moves a record to the end.
 func (m *model) touch(i int) *Record {
 	r := m.recs[i]
-	m.delete(i)
-	m.recs = append(m.recs, r)
+	m.recs = append(slices.Delete(m.recs, i, i+1), r)
 	return &m.recs[len(m.recs)-1]
 }
 
@@ -81,6 +101,8 @@ func (m *model) seen(p *Packet, now int64) (Record, Result) {
 	r.LastSeen = max(now, r.LastSeen)
 	r.Packets[dir]++
 	r.Bytes[dir] += uint64(p.Length)
+	r.Plain = r.Plain && p.Plain
+	m.told[r.ID] = false
 	return *r, result
 }
 
@@ -94,7 +116,7 @@ func (m *model) insert(k flow.Key, p *Packet, a Admission, now int64) uint64 {
 		m.delete(0)
 		m.stats.Evicted++
 	}
-	r := Record{Admission: a, ID: m.lastID, Since: now, LastSeen: now, Key: k, State: start(p, p.Key != k)}
+	r := Record{Admission: a, ID: m.lastID, Since: now, LastSeen: now, Key: k, State: start(p, p.Key != k), Plain: p.Plain}
 	if k.Proto == flow.TCP && p.TCPFlags&(syn|ack|fin|rst) == syn {
 		r.ISN = p.TCPSeq
 	}
@@ -156,7 +178,7 @@ func run(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	keys := universe()
 	limits := Limits{Records: 1 + rng.IntN(8)}.withDefaults()
-	tab, m := New(limits), &model{limits: limits}
+	tab, m := New(limits), &model{limits: limits, told: map[uint64]bool{}}
 	now := noon
 	flags := []uint8{syn, syn | ack, ack, ack | fin, fin, rst, rst | ack, 0}
 	for step := range 5000 {
@@ -167,9 +189,10 @@ func run(t *testing.T, seed uint64) {
 		p := &Packet{
 			Key: keys[rng.IntN(len(keys))], Length: uint32(rng.IntN(1500)),
 			TCPFlags: flags[rng.IntN(len(flags))], TCPSeq: uint32(rng.IntN(3)),
+			Plain: rng.IntN(4) > 0,
 		}
 		var got, want any
-		switch rng.IntN(10) {
+		switch rng.IntN(11) {
 		default: // a packet, and what a worker does with it
 			var rec Record
 			result := tab.Seen(p, now, &rec)
@@ -194,6 +217,14 @@ func run(t *testing.T, seed uint64) {
 			got, want = tab.Remove(p.Key), m.remove(p.Key)
 		case 8:
 			got, want = tab.Expire(now, limits.Records), m.expireAll(now)
+		case 10:
+			var news []Record
+			missed := tab.News(func(recs []Record) { news = append(news, recs...) })
+			order := func(a, b Record) int { return cmp.Compare(a.ID, b.ID) }
+			told := m.news()
+			slices.SortFunc(news, order)
+			slices.SortFunc(told, order)
+			got, want = [2]any{missed, fmt.Sprint(news)}, [2]any{false, fmt.Sprint(told)}
 		case 9: // the control side judges again with a copy that may be stale
 			i := m.find(p.Key)
 			if i < 0 {

@@ -44,6 +44,9 @@ type Packet struct {
 	Length   uint32   // bytes, IP header included
 	TCPSeq   uint32   // host order; TCP only
 	TCPFlags uint8    // as on the wire (RFC 9293 §3.1); TCP only
+	// Plain is set when the kernel's own connection table, if it has one, names
+	// the connection by the ends Key has.
+	Plain bool
 }
 
 // Admission is why a connection was let in. Its numbers are the caller's: the
@@ -82,6 +85,7 @@ type Record struct {
 	ISN      uint32    // sequence number of the SYN that opened it; 0 if that was not seen
 	Key      flow.Key  // in the direction the connection was opened
 	State    State
+	Plain    bool // so was every packet of it
 }
 
 // count adds a packet to the totals.

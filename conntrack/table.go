@@ -29,9 +29,10 @@ type Table struct {
 	index  *simplelru.LRU[flow.Key, slot]
 	blocks []*[blockSize]Record
 	fresh  []uint64 // by block: slots that got a record since ends last looked
-	used   int      // slots handed out so far, free ones included
-	free   []slot   // slots whose record is gone
-	sweep  int      // where Expire goes on
+	news   news
+	used   int    // slots handed out so far, free ones included
+	free   []slot // slots whose record is gone
+	sweep  int    // where Expire goes on
 	lastID uint64
 	stats  Stats
 
@@ -62,7 +63,7 @@ func New(l Limits) *Table {
 	if err != nil {
 		panic(fmt.Sprintf("conntrack: %v", err)) // only for sizes that Validate excludes
 	}
-	return &Table{limits: l, index: index, lastID: uint64(l.Worker) << 48}
+	return &Table{limits: l, index: index, news: newNews(), lastID: uint64(l.Worker) << 48}
 }
 
 // Result is what Seen found.
@@ -108,6 +109,8 @@ func (t *Table) Seen(p *Packet, now int64, rec *Record) Result {
 	r.State = advance(r.State, p, reply)
 	r.LastSeen = max(r.LastSeen, now)
 	r.count(p, reply)
+	r.Plain = r.Plain && p.Plain
+	t.news.note(s)
 	*rec = *r
 	if reply {
 		return HitReply
@@ -142,7 +145,7 @@ func (t *Table) Insert(key flow.Key, p *Packet, a Admission, now int64) uint64 {
 		return 0
 	}
 	reply := p.Key != key
-	rec := Record{Admission: a, Since: now, LastSeen: now, Key: key, State: start(p, reply)}
+	rec := Record{Admission: a, Since: now, LastSeen: now, Key: key, State: start(p, reply), Plain: p.Plain}
 	if isSYN(p.TCPFlags) && key.Proto == flow.TCP {
 		rec.ISN = p.TCPSeq
 	}
@@ -156,7 +159,9 @@ func (t *Table) Insert(key flow.Key, p *Packet, a Admission, now int64) uint64 {
 	t.stats.Inserted++
 	if s, ok := t.index.Get(canon); ok { // Get also makes it the most recently used
 		t.stats.Replaced++
+		t.news.leave(s, t.at(s))
 		*t.at(s) = rec
+		t.news.note(s)
 		return rec.ID
 	}
 	if t.index.Len() == t.limits.Records {
@@ -167,6 +172,7 @@ func (t *Table) Insert(key flow.Key, p *Packet, a Admission, now int64) uint64 {
 	s := t.acquire()
 	*t.at(s) = rec
 	t.fresh[s/blockSize] |= 1 << (s % blockSize)
+	t.news.note(s)
 	t.index.Add(canon, s)
 	return rec.ID
 }
@@ -355,13 +361,14 @@ func (t *Table) acquire() slot {
 	}
 	if t.used == len(t.blocks)*blockSize {
 		t.blocks = append(t.blocks, new([blockSize]Record))
-		t.fresh = append(t.fresh, 0)
+		t.fresh, t.news.slots = append(t.fresh, 0), append(t.news.slots, 0)
 	}
 	t.used++
 	return slot(t.used - 1)
 }
 
 func (t *Table) release(s slot) {
+	t.news.leave(s, t.at(s))
 	*t.at(s) = Record{}
 	t.free = append(t.free, s)
 }

@@ -47,7 +47,7 @@ func (w *Worker) decide(p *Packet, s *snapshot, now int64) Path {
 	if h.IsError {
 		return w.related(p, s, now)
 	}
-	w.seen = conntrack.Packet{Key: h.Key, Length: packetLength(p), TCPSeq: h.TCPSeq, TCPFlags: h.TCPFlags}
+	w.seen = conntrack.Packet{Key: h.Key, Length: packetLength(p), TCPSeq: h.TCPSeq, TCPFlags: h.TCPFlags, Plain: p.Plain}
 	if w.conns.Seen(&w.seen, now, &w.rec).Found() {
 		return w.known(p, s, now)
 	}
@@ -75,7 +75,7 @@ func (w *Worker) known(p *Packet, s *snapshot, now int64) Path {
 	}
 	learnt := p.Service != w.rec.Service
 	switch {
-	case learnt && w.engine.cfg.Established != Keep:
+	case learnt && w.engine.cfg.Established == Strict:
 		// It was judged before the backend could tell: no rule was about the Service.
 		w.rec.Service = p.Service
 		if d, cause := w.rejudge(s); d.Verdict != classifier.Allow {
@@ -85,9 +85,9 @@ func (w *Worker) known(p *Packet, s *snapshot, now int64) Path {
 		}
 		path = PassRejudged
 	case w.rec.Generation == s.generation:
-	case w.engine.cfg.Established == Keep:
+	case w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key):
 		path = PassKept
-	case s.vouches(&w.rec):
+	case w.engine.cfg.Established == Strict && s.vouches(&w.rec):
 	default:
 		d, cause := w.rejudge(s)
 		if d.Verdict != classifier.Allow {
@@ -255,10 +255,16 @@ func isEchoReply(k *flow.Key) bool {
 	return false
 }
 
-// related handles an ICMP error. The quoted packet names the flow: the error
-// travels against it, so a connection that may exist may also hear of its
-// errors. It goes to who sent the quoted packet and to nobody else, or a quote of
+// related handles an ICMP error. The quoted packet names the flow, and the error
+// follows the connection it belongs to: whoever may send may hear what became of
+// it. It goes to who sent the quoted packet and to nobody else, or a quote of
 // somebody else's connection would get past the policy of whoever receives it.
+//
+// The quote proves nothing: anybody can write one. An error about a connection
+// that nobody knows is a message like any other, judged by who sends it to whom;
+// or a pod that may be opened to by nobody could be sent anything, wrapped in an
+// error about a connection it might have opened.
+//
 // Errors are never remembered and leave no record when they pass: the
 // connection's own does.
 func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
@@ -269,23 +275,27 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 	}
 	if rec, _, found := w.conns.Lookup(inner, now); found {
 		w.rec = rec
-		if s.vouches(&w.rec) || w.engine.cfg.Established == Keep {
+		if s.vouches(&w.rec) || w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key) {
 			return PassRelated
 		}
 		if d, _ := w.rejudge(s); d.Verdict == classifier.Allow {
 			return PassRelated
 		}
 	}
-	if !p.Final && w.translated(s, &inner) {
-		return DeferRelated
-	}
-	// The error travels against the quoted packet.
-	d, cause := w.judge(s, inner, p.Service, hostEnds(p, true)&hostSrc)
-	if d.Verdict == classifier.Allow {
-		return PassRelated
-	}
 	if !p.Final {
 		return DeferRelated // the later hook may know the connection
+	}
+	k, via, host := p.Headers.Key, flow.Service{}, hostEnds(p, false)
+	if opened, known := w.quotes(p); known {
+		// The error travels against the quoted packet.
+		k, via, host = opened, p.Service, hostEnds(p, true)&hostSrc
+		if k != inner {
+			host = hostEnds(p, false) & hostDst
+		}
+	}
+	d, cause := w.judge(s, k, via, host)
+	if d.Verdict == classifier.Allow {
+		return PassRelated
 	}
 	p.Verdict = d.Verdict
 	if cause == CauseUnknownLocal {
@@ -294,6 +304,21 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 	}
 	w.decided(p, s, CauseICMPError, p.Headers.Key, d, 0, now)
 	return DropRelated
+}
+
+// quotes reports whether the kernel remembers the connection that an ICMP error is
+// about, and returns its key in the direction it was opened in.
+func (w *Worker) quotes(p *Packet) (opened flow.Key, known bool) {
+	inner := p.Headers.Inner
+	reply := !p.Reply // the quoted packet travelled the other way
+	known = p.Related
+	if !known && w.flows != nil {
+		reply, known = w.flows.Remembers(inner)
+	}
+	if reply {
+		return inner.Reverse(), known
+	}
+	return inner, known
 }
 
 // linkLocalSignal reports whether the packet is signalling that keeps a link

@@ -149,10 +149,12 @@ func TestDecideFirst(t *testing.T) {
 		{"denied datagram, final", Packet{Final: true, Frame: Datagram(t, a4, b4)}, Never, DropPolicy, classifier.Reject, false, "UDP 10.0.0.1:40000 > 10.0.0.2:80"},
 		{"denied reply", Packet{Reply: true, Frame: Segment(t, b4, a4, ack, 1)}, Never, DropPolicy, classifier.Reject, false, "TCP 10.0.0.1:40000 > 10.0.0.2:80"},
 
-		{"quoted flow allowed", Packet{Final: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, Always, PassRelated, classifier.Allow, false, "TCP 10.0.0.1:40000 > 10.0.0.2:80"},
-		{"quoted flow allowed, v6", Packet{Frame: Message6(t, "fd00::9", "fd00::1", 2, 0, quoteOf(t, Datagram(t, a6, b6)))}, Always, PassRelated, classifier.Allow, false, "UDP [fd00::1]:40000 > [fd00::2]:80"},
-		{"quoted flow denied", Packet{Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, Never, DeferRelated, classifier.Drop, false, "TCP 10.0.0.1:40000 > 10.0.0.2:80"},
-		{"quoted flow denied, final", Packet{Final: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, Never, DropRelated, classifier.Reject, false, "TCP 10.0.0.1:40000 > 10.0.0.2:80"},
+		{"quoted flow allowed", Packet{Final: true, Related: true, Reply: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, Always, PassRelated, classifier.Allow, false, "TCP 10.0.0.1:40000 > 10.0.0.2:80"},
+		{"quoted reply allowed, v6", Packet{Final: true, Related: true, Frame: Message6(t, "fd00::9", "fd00::2", 2, 0, quoteOf(t, Datagram(t, b6, a6)))}, Always, PassRelated, classifier.Allow, false, "UDP [fd00::1]:40000 > [fd00::2]:80"},
+		{"quoted flow unknown", Packet{Final: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, Always, PassRelated, classifier.Allow, false, "ICMP 10.0.0.9 > 10.0.0.1 type 3 code 4"},
+		{"quoted flow unknown, v6", Packet{Final: true, Frame: Message6(t, "fd00::9", "fd00::1", 2, 0, quoteOf(t, Datagram(t, a6, b6)))}, Never, DropRelated, classifier.Reject, false, "ICMPv6 fd00::9 > fd00::1 type 2 code 0"},
+		{"quoted flow unknown, a later hook exists", Packet{Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, Always, DeferRelated, classifier.Drop, false, ""},
+		{"quoted flow denied, final", Packet{Final: true, Related: true, Reply: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, Never, DropRelated, classifier.Reject, false, "TCP 10.0.0.1:40000 > 10.0.0.2:80"},
 		{"quote too short", Packet{Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, []byte{0x45, 0})}, Always, DropICMPInner, classifier.Drop, false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
@@ -38,11 +39,18 @@ type Packet struct {
 	// direction its connection was opened in. A worker that knows the connection
 	// corrects it before Apply.
 	Reply bool
+	// Related is set when the kernel knows the connection that an ICMP error is
+	// about. Reply is then about the error itself.
+	Related bool
 	// Service is where the connection was opened to, if the driver knows that its
 	// destination was translated; in replies, too. The zero value says nothing.
 	Service flow.Service
 	// Final is set when no later hook can judge the packet again.
 	Final bool
+	// Plain is set when the driver knows that the kernel's connection table, if it
+	// has the packet's connection, has it under the ends the packet shows, one way
+	// round or the other, and in zone 0. Service may be set all the same.
+	Plain bool
 	// FromHost and ToHost are set when the driver knows that the packet comes
 	// from, or goes to, this host itself: an address of the host inside the pod
 	// prefix, as bridges have one, is then not taken for an unknown pod's.
@@ -101,6 +109,16 @@ type HostKnower interface {
 	IsHost(a flow.Addr) bool
 }
 
+// FlowKnower is a Driver that can look up what its kernel side remembers, for
+// packets that are about a connection without being part of it.
+type FlowKnower interface {
+	Driver
+	// Remembers reports whether the kernel side has an entry of the connection k
+	// belongs to, and whether k travels against the direction it was opened in.
+	// What the entry was judged by may be out of date. Only the worker asks.
+	Remembers(k flow.Key) (reply, ok bool)
+}
+
 // Backend is one way of getting packets to userspace: a set of drivers and the
 // kernel state around them. Its methods belong to the control goroutine.
 type Backend interface {
@@ -126,6 +144,37 @@ type Backend interface {
 	Close() error
 }
 
+// Learner is a Backend that keeps a list of the connections the kernel remembers:
+// who looks for a few among them asks the list, and not the kernel for all.
+type Learner interface {
+	Backend
+	// Learn tells of connections, of whatever backend, that a worker saw packets
+	// of since the last round: copies of records as they are, or were when they
+	// went. It may be called several times in a round. Every connection that a
+	// worker has passed with Remember, before the table in force, is told by the
+	// time Update is called; and about twice a second without an update.
+	//
+	// missed says that some in this round cannot be told. What is told may be of a
+	// connection the kernel does not remember, or not yet: the batch is still in
+	// the worker's hands, for StallTimeout at most, or else the next round has
+	// missed some.
+	//
+	// Calls come from one goroutine at a time, none during Update. news is valid
+	// during the call.
+	Learn(backend string, news []conntrack.Record, missed bool)
+}
+
+// Drainer is a Backend that can stop bringing packets up without losing those that
+// are on their way.
+type Drainer interface {
+	Backend
+	// Drain makes the kernel do with packets what it does when nobody is there, and
+	// returns when none waits for a verdict any more. The workers go on meanwhile.
+	// It gives up after a moment, with an error. It may run beside Stats, and comes
+	// before the drivers are closed. Afterwards nothing comes up any more.
+	Drain() error
+}
+
 // BackendStats are totals since the backend started.
 type BackendStats struct {
 	Bypassed    uint64 // packets passed in the kernel without userspace
@@ -134,4 +183,5 @@ type BackendStats struct {
 	Upcalls     uint64 // packets handed to userspace
 	Overflow    uint64 // packets lost because a queue or ring was full
 	Restored    uint64 // times the kernel side was put back after other software changed it
+	Fates       Fates  // every packet the kernel side saw, by what it did with it
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
@@ -141,6 +142,7 @@ type snapshot struct {
 	// it denies has been cut from the workers' tables.
 	change  Change
 	settled atomic.Bool
+	before  *classifier.Table // the table before it, nil as table
 }
 
 // vouches reports whether a connection in the table needs no other look: it was
@@ -153,6 +155,23 @@ func (s *snapshot) vouches(rec *conntrack.Record) bool {
 	return rec.Generation == s.generation || s.settled.Load() || !s.change.Affects(rec.Key)
 }
 
+// passedOn reports whether an address of a connection is another pod's than by the
+// table before. What was accepted for a pod is not accepted for the next one that
+// gets its address, whatever Established says of changes of policy.
+func (s *snapshot) passedOn(k *flow.Key) bool {
+	if s.before == nil || s.table == nil || s.settled.Load() {
+		return false
+	}
+	return otherPod(s.before.Endpoint(k.Src), s.table.Endpoint(k.Src)) || otherPod(s.before.Endpoint(k.Dst), s.table.Endpoint(k.Dst))
+}
+
+func otherPod(a, b *rule.Endpoint) bool {
+	if a == nil || b == nil {
+		return a != b
+	}
+	return a.Namespace != b.Namespace || a.Name != b.Name
+}
+
 // Engine owns the workers and the current table. All methods may be called from
 // any goroutine; SetTable calls are serialised.
 type Engine struct {
@@ -161,9 +180,11 @@ type Engine struct {
 	log      *slog.Logger
 	workers  []*Worker
 	backends []string
+	learners []Learner
 	running  atomic.Bool
 
 	current atomic.Pointer[snapshot] // nil until the first SetTable
+	ready   chan struct{}            // closed with the first SetTable
 
 	update  sync.Mutex // serialises SetTable
 	partial bool       // guarded by update: the table in force is not everywhere in force
@@ -184,7 +205,7 @@ func New(cfg Config) *Engine {
 	if cfg.RejectRate == 0 {
 		cfg.RejectRate = DefaultRejectRate
 	}
-	e := &Engine{cfg: cfg, clock: cfg.Clock, log: cfg.Logger}
+	e := &Engine{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, ready: make(chan struct{})}
 	if e.clock == nil {
 		e.clock = MonotonicClock
 	}
@@ -193,6 +214,9 @@ func New(cfg Config) *Engine {
 	}
 	for i, b := range cfg.Backends {
 		e.backends = append(e.backends, b.Name())
+		if l, ok := b.(Learner); ok {
+			e.learners = append(e.learners, l)
+		}
 		for q, d := range b.Drivers() {
 			e.workers = append(e.workers, newWorker(e, d, uint8(i), q, len(e.workers)))
 		}
@@ -200,8 +224,8 @@ func New(cfg Config) *Engine {
 	return e
 }
 
-// Run moves packets until ctx is done, then closes every driver, waits for the
-// workers and returns nil. If a driver fails for good Run stops all of them and
+// Run moves packets until ctx is done, then lets the backends drain, closes every
+// driver, waits for the workers and returns nil. If a driver fails for good Run stops all of them and
 // returns the reason. Backends stay open: what their Close means for traffic is
 // the caller's decision. Run may be called once.
 func (e *Engine) Run(ctx context.Context) error {
@@ -211,16 +235,21 @@ func (e *Engine) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	errs := make([]error, len(e.workers))
+	var failed atomic.Bool
 	var wg sync.WaitGroup
 	for i, w := range e.workers {
 		wg.Go(func() {
 			if err := w.run(ctx); err != nil {
 				errs[i] = fmt.Errorf("%s queue %d: %w", e.backends[w.backend], w.queue, err)
+				failed.Store(true)
 				cancel(errs[i])
 			}
 		})
 	}
-	<-ctx.Done()
+	e.tellUntil(ctx)
+	if !failed.Load() { // without a worker nothing would ever be empty
+		e.drain()
+	}
 	for _, w := range e.workers {
 		if err := w.driver.Close(); err != nil {
 			e.log.Warn("driver did not close cleanly", "backend", e.backends[w.backend], "queue", w.queue, "error", err)
@@ -228,6 +257,22 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// drain lets packets that wait for a verdict have it. What the fast path leaves to
+// the hook behind it comes up there, so the order is that of the backends.
+func (e *Engine) drain() {
+	e.update.Lock()
+	defer e.update.Unlock()
+	for i, b := range e.cfg.Backends {
+		d, ok := b.(Drainer)
+		if !ok {
+			continue
+		}
+		if err := d.Drain(); err != nil {
+			e.log.Warn("packets that waited for a verdict are lost", "backend", e.backends[i], "error", err)
+		}
+	}
 }
 
 // SetTable puts t in force and returns when no packet can be decided by an
@@ -240,10 +285,11 @@ func (e *Engine) Run(ctx context.Context) error {
 //  1. publish the pointer: a batch that starts from now on uses t;
 //  2. wait for batches that started before (see Worker.epoch). An idle worker
 //     is not waited for: its next batch starts after 1;
-//  3. re-evaluate those of the workers' records that the change affects. No
+//  3. tell Learners of the connections that were passed until now;
+//  4. re-evaluate those of the workers' records that the change affects. No
 //     worker adds one of an older generation any more, so one pass is enough.
 //     The others keep the generation they have: see snapshot.vouches;
-//  4. Backend.Update, for what the kernel remembers by itself.
+//  5. Backend.Update, for what the kernel remembers by itself.
 //
 // c says how t differs from the table in force; when it does not compare these
 // two (a table was skipped), or the last call failed half-way, everything counts
@@ -269,6 +315,9 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	}
 	e.partial = true
 	s.change = c
+	if old != nil {
+		s.before = old.table
+	}
 	e.remember(s)
 	var before uint64
 	for _, w := range e.workers {
@@ -276,18 +325,20 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	}
 
 	e.current.Store(s)
+	if old == nil {
+		close(e.ready)
+	}
 	var errs []error
 	stalled := e.observed()
 	if stalled != nil {
 		errs = append(errs, stalled)
 	}
-	if e.cfg.Established == Strict {
-		for _, w := range e.workers {
-			w.rejudgeAll(s)
-		}
-		// A worker that stalled may still add what the table before s allowed.
-		s.settled.Store(stalled == nil)
+	e.tell(stalled != nil)
+	for _, w := range e.workers {
+		w.rejudgeAll(s)
 	}
+	// A worker that stalled may still add what the table before s allowed.
+	s.settled.Store(stalled == nil)
 	for i, b := range e.cfg.Backends {
 		n, err := b.Update(s.table, c)
 		cut += n
@@ -325,6 +376,51 @@ func (e *Engine) observed() error {
 	return nil
 }
 
+// tellEvery is the time between two rounds of news where policy does not change.
+// A worker's table may see all of its records replaced in between, at
+// conntrack.DefaultRecords and a hundred thousand new connections a second.
+const tellEvery = 500 * time.Millisecond
+
+// tellUntil tells Learners what there is to learn until ctx is done.
+func (e *Engine) tellUntil(ctx context.Context) {
+	if len(e.learners) == 0 {
+		<-ctx.Done()
+		return
+	}
+	tick := time.NewTicker(tellEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if e.update.TryLock() { // else an update does it
+				e.tell(e.observed() != nil)
+				e.update.Unlock()
+			}
+		}
+	}
+}
+
+// tell hands news to Learners. update is held, and workers have been observed; if
+// they stalled, what they have in their hands is not known.
+func (e *Engine) tell(stalled bool) {
+	if len(e.learners) == 0 {
+		return
+	}
+	for i, w := range e.workers {
+		name := e.backends[w.backend]
+		missed := w.conns.News(func(news []conntrack.Record) {
+			for _, l := range e.learners {
+				l.Learn(name, news, false)
+			}
+		})
+		for _, l := range e.learners {
+			l.Learn(name, nil, missed || stalled && i == 0)
+		}
+	}
+}
+
 // remember keeps s for TableOf and forgets what nobody will ask for any more.
 func (e *Engine) remember(s *snapshot) {
 	e.mu.Lock()
@@ -350,6 +446,10 @@ func (e *Engine) TableOf(generation uint64) *classifier.Table {
 	}
 	return nil
 }
+
+// Ready is closed once packets are judged by a table. SetTable may not have returned
+// by then: what backends do about it brings packets up.
+func (e *Engine) Ready() <-chan struct{} { return e.ready }
 
 // Table returns the table in force, nil before the first SetTable.
 func (e *Engine) Table() *classifier.Table {

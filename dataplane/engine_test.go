@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -217,7 +218,21 @@ func busy2(t *testing.T, inApply chan<- struct{}, release <-chan struct{}) *fake
 }
 
 func TestSetTableGeneration(t *testing.T) {
-	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fake.NewBackend("fake", fake.NewDriver(1, false))}})
+	b := fake.NewBackend("fake", fake.NewDriver(1, false))
+	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{b}})
+	select {
+	case <-e.Ready():
+		t.Error("ready without a table")
+	default:
+	}
+	b.OnUpdate = func(*classifier.Table, dataplane.Change) (int, error) {
+		select {
+		case <-e.Ready():
+		default:
+			t.Error("not ready when the backends hear of the table")
+		}
+		return 0, nil
+	}
 	for _, c := range []struct {
 		gen uint64
 		ok  bool
@@ -277,6 +292,45 @@ func TestRunFailures(t *testing.T) {
 	}
 	if err := e.Run(t.Context()); err == nil {
 		t.Error("an engine ran twice")
+	}
+}
+
+// TestRunDrains: when an engine is told to stop, the backends drain in their order
+// while the workers still work; when a driver is broken they do not.
+func TestRunDrains(t *testing.T) {
+	const waiting = 100
+	d := fake.NewDriver(waiting, false)
+	gate := make(chan struct{})
+	d.ApplyErr = func() error { <-gate; return nil }
+	fast, slow := fake.NewBackend("fast", d), fake.NewBackend("slow", fake.NewDriver(1, false))
+	var order []string
+	fast.OnDrain = func() error {
+		order = append(order, "fast")
+		close(gate)
+		if !d.WaitApplied(waiting, 5*time.Second) {
+			return errors.New("the worker does not work any more")
+		}
+		return nil
+	}
+	slow.OnDrain = func() error { order = append(order, "slow"); return nil }
+	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fast, slow}, FailMode: dataplane.FailOpen})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	for range waiting {
+		d.Send(fake.In{Frame: dataplane.Datagram(t, "10.0.0.1:1", "10.0.0.2:2"), Final: true})
+	}
+	stop()
+	if err := <-done; err != nil || d.Passed() != waiting || !slices.Equal(order, []string{"fast", "slow"}) {
+		t.Errorf("Run: %v, %d of %d packets passed, drained %v", err, d.Passed(), waiting, order)
+	}
+
+	broken := fake.NewDriver(1, false)
+	broken.RecvErr = func() error { return errors.New("device went away") }
+	b := fake.NewBackend("bad", broken)
+	b.OnDrain = func() error { t.Error("drained without a worker"); return nil }
+	if err := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{b}}).Run(t.Context()); err == nil {
+		t.Error("Run: no error")
 	}
 }
 

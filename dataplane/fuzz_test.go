@@ -104,7 +104,7 @@ func randomPacket(r *rand.Rand, w *rule.World, known []flow.Key) Packet {
 			ip[i] = byte(r.Uint32())
 		}
 	}
-	p := Packet{Frame: ip, Final: r.IntN(3) > 0, Reply: r.IntN(8) == 0, FromHost: r.IntN(16) == 0, ToHost: r.IntN(16) == 0}
+	p := Packet{Frame: ip, Final: r.IntN(3) > 0, Reply: r.IntN(8) == 0, Related: r.IntN(8) == 0, FromHost: r.IntN(16) == 0, ToHost: r.IntN(16) == 0}
 	if r.IntN(4) == 0 {
 		etherType := uint16(0x0800)
 		if len(ip) > 0 && ip[0]>>4 == 6 {
@@ -231,8 +231,15 @@ func FuzzReceive(f *testing.F) {
 					t.Fatalf("%v: %v was never opened, or is denied by table %d", path, h.Key, gen)
 				}
 			case PassRelated:
-				if h.Inner.Src != h.Key.Dst || !s.allows(gen, FailOpen, h.Inner, &p) && !slices.ContainsFunc(known, func(k flow.Key) bool {
-					return k == h.Inner.Reverse() && s.allows(gen, FailOpen, k, &p)
+				by := h.Key // what may have been judged
+				switch {
+				case p.Related && p.Reply:
+					by = h.Inner
+				case p.Related:
+					by = h.Inner.Reverse()
+				}
+				if h.Inner.Src != h.Key.Dst || !s.allows(gen, FailOpen, by, &p) && !slices.ContainsFunc(known, func(k flow.Key) bool {
+					return (k == h.Inner || k == h.Inner.Reverse()) && s.allows(gen, FailOpen, k, &p)
 				}) {
 					t.Fatalf("an error to %v about %v passes", h.Key.Dst, h.Inner)
 				}

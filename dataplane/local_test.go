@@ -37,7 +37,7 @@ func TestUnknownLocal(t *testing.T) {
 		{"X-58: from the host to it", closed, v4, Packet{Final: true, FromHost: true, Frame: Segment(t, b4, a4, syn, 1)}, PassNew},
 		{"answer to the host from it", closed, v4, Packet{Final: true, Reply: true, ToHost: true, Frame: Segment(t, a4, b4, ack, 1)}, PassNew},
 		{"from it to the host", closed, v4, Packet{Final: true, ToHost: true, Frame: Segment(t, a4, b4, syn, 1)}, DropUnknownLocal},
-		{"error about its flow", closed, v4, Packet{Final: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, DropUnknownLocal},
+		{"error about its flow", closed, v4, Packet{Final: true, Related: true, Reply: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, DropUnknownLocal},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newBench(t, c.cfg)
@@ -60,6 +60,56 @@ func TestUnknownLocal(t *testing.T) {
 			}
 			if x.e.Stats().Conntrack.Records != 0 {
 				t.Error("the connection is known")
+			}
+		})
+	}
+}
+
+// knowingDriver remembers one connection, by the key it was opened with.
+type knowingDriver struct {
+	quietDriver
+	opened flow.Key
+}
+
+func (d *knowingDriver) Remembers(k flow.Key) (reply, ok bool) {
+	return k == d.opened.Reverse(), k == d.opened || k == d.opened.Reverse()
+}
+
+// TestErrorsOfUnknownFlows: the quote in an ICMP error is no more than a claim of
+// its sender. It counts for a connection that somebody knows, in the direction
+// that was opened in; else the error is judged by itself.
+func TestErrorsOfUnknownFlows(t *testing.T) {
+	opens := Key(flow.UDP, a4, b4) // the one thing policy allows
+	about := func(to string, quoted []byte) []byte {
+		return Message4(t, "10.0.0.9", to, 3, 4, 0, quoteOf(t, quoted)[4:])
+	}
+	request, reply := about("10.0.0.1", Datagram(t, a4, b4)), about("10.0.0.2", Datagram(t, b4, a4))
+	for _, c := range []struct {
+		name    string
+		allowed func(flow.Key) bool
+		kernel  flow.Key // remembers
+		p       Packet
+		want    Path
+	}{
+		{"nobody knows it", func(k flow.Key) bool { return k == opens }, flow.Key{}, Packet{Frame: request}, DropRelated},
+		{"nobody knows it, errors are allowed", func(k flow.Key) bool { return k.Proto == flow.ICMP }, flow.Key{}, Packet{Frame: request}, PassRelated},
+		{"the driver knows it", func(k flow.Key) bool { return k == opens }, opens, Packet{Frame: request}, PassRelated},
+		{"the driver knows it, about a reply", func(k flow.Key) bool { return k == opens }, opens, Packet{Frame: reply}, PassRelated},
+		{"the driver knows it, policy denies it", func(k flow.Key) bool { return k == opens.Reverse() }, opens, Packet{Frame: reply}, DropRelated},
+		{"the kernel knows it", func(k flow.Key) bool { return k == opens }, flow.Key{}, Packet{Related: true, Reply: true, Frame: request}, PassRelated},
+		{"the kernel knows it, about a reply", func(k flow.Key) bool { return k == opens }, flow.Key{}, Packet{Related: true, Frame: reply}, PassRelated},
+		{"the kernel knows it, policy denies it", func(k flow.Key) bool { return k == opens.Reverse() }, flow.Key{}, Packet{Related: true, Frame: reply}, DropRelated},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := newBench(t, Config{})
+			d := &knowingDriver{opened: c.kernel}
+			x.w.driver, x.w.flows = d, d
+			if _, err := x.e.Publish(&Stub{Gen: 1, Allowed: c.allowed}); err != nil {
+				t.Fatal(err)
+			}
+			c.p.Final = true
+			if path, _ := x.feedTo(&d.quietDriver, c.p); path != c.want {
+				t.Errorf("took %v, want %v", path, c.want)
 			}
 		})
 	}
@@ -138,7 +188,7 @@ func TestICMPFollowsItsFlow(t *testing.T) {
 		want   Path
 		cause  Cause // of the event, if dropped
 	}{
-		{"error to the sender", nil, Packet{Final: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quote4)}, PassRelated, 0},
+		{"error to the sender", Segment(t, a4, b4, Flags{SYN: true}, 1), Packet{Final: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, quote4)}, PassRelated, 0},
 		{"error to a third party", nil, Packet{Final: true, Frame: Message4(t, "10.0.0.9", "10.0.0.7", 3, 4, 0, quote4)}, DropICMPInner, CauseICMPInner},
 		{"error to a third party about a known flow", Segment(t, a4, b4, Flags{SYN: true}, 1), Packet{Final: true, Frame: Message4(t, "10.0.0.9", "10.0.0.7", 3, 4, 0, quote4)}, DropICMPInner, CauseICMPInner},
 		{"error to the receiver", Segment(t, a4, b4, Flags{SYN: true}, 1), Packet{Final: true, Frame: Message4(t, "10.0.0.9", "10.0.0.2", 3, 4, 0, quote4)}, DropICMPInner, CauseICMPInner},

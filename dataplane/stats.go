@@ -21,7 +21,7 @@ const (
 	PassRejudged                 // known connection, allowed again by a newer table
 	PassKept                     // known connection of an older table, and Established is keep
 	PassNew                      // a new connection, allowed
-	PassRelated                  // ICMP error about an allowed connection
+	PassRelated                  // ICMP error about an allowed connection, or allowed by itself
 	PassNotReady                 // no table yet, fail mode open
 	DeferFragment                // piece of a datagram: the hook behind defragmentation decides
 	DeferVIP                     // Service address: decided after DNAT
@@ -32,7 +32,7 @@ const (
 	DropNotReady                 // no table yet, fail mode closed
 	DropPolicy                   // a new connection, denied
 	DropCut                      // a known connection, denied by a newer table
-	DropRelated                  // ICMP error about a denied flow
+	DropRelated                  // ICMP error about a denied connection, or denied by itself
 	DropICMPInner                // ICMP error that quotes too little, or a packet its receiver did not send
 	DropUnknownLocal             // one end is in this node's pod prefix, but no pod is known to have it
 	DropUnsolicited              // ICMP echo reply that nobody asked for

@@ -68,4 +68,11 @@ func TestPathTables(t *testing.T) {
 			t.Errorf("%v: disposition %v", p, p.Disposition())
 		}
 	}
+	for f := range Fate(NumFates) {
+		s := "kernel " + f.String()
+		if f.Disposition() == "" || f.Reason() == "" || seen[s] {
+			t.Errorf("fate %d is called %q", f, s)
+		}
+		seen[s] = true
+	}
 }

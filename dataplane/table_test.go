@@ -16,10 +16,17 @@ import (
 // compile makes a real table: pod x/b is isolated and admits TCP port 80+gen.
 func compile(t *testing.T, gen uint64) *classifier.Table {
 	t.Helper()
+	return compileFor(t, gen, "b")
+}
+
+// compileFor is compile with another pod in the place of x/b, for which the same
+// rules hold.
+func compileFor(t *testing.T, gen uint64, name string) *classifier.Table {
+	t.Helper()
 	pod := func(name, addr string) rule.Endpoint {
 		return rule.Endpoint{Namespace: "x", Name: name, Labels: map[string]string{"pod": name}, Node: "n", Addrs: []netip.Addr{netip.MustParseAddr(addr)}}
 	}
-	b := rule.Selector{Namespace: "x", PodLabels: rule.Labels{{Key: "pod", Op: rule.In, Values: []string{"b"}}}}
+	b := rule.Selector{Namespace: "x", PodLabels: rule.Labels{{Key: "pod", Op: rule.In, Values: []string{name}}}}
 	port := uint16(80 + gen)
 	origin := rule.Origin{Group: "networking.k8s.io", Kind: "NetworkPolicy", Namespace: "x", Name: "b", Index: -1}
 	allow := origin
@@ -32,7 +39,7 @@ func compile(t *testing.T, gen uint64) *classifier.Table {
 		}},
 		Isolations: []rule.Isolation{{Direction: flow.Ingress, Band: rule.BandNetworkPolicy, Subject: b, Origin: origin}},
 	}
-	world := &rule.World{Node: "n", Endpoints: []rule.Endpoint{pod("a", "10.0.0.1"), pod("b", "10.0.0.2")}}
+	world := &rule.World{Node: "n", Endpoints: []rule.Endpoint{pod("a", "10.0.0.1"), pod(name, "10.0.0.2")}}
 	table, _, err := classifier.Compile(set, world, classifier.Options{Generation: gen})
 	if err != nil {
 		t.Fatal(err)
@@ -80,5 +87,54 @@ func TestRealTable(t *testing.T) {
 	})
 	if len(ports) != 1 || ports[0] != 82 {
 		t.Errorf("connections to ports %v, want 82", ports)
+	}
+}
+
+// TestKeepIsForPods: with Keep, connections outlive changes of policy, but not the
+// pods they were accepted for: the next one that has the address inherits nothing
+// that it would not have itself.
+func TestKeepIsForPods(t *testing.T) {
+	d := fake.NewDriver(16, true)
+	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fake.NewBackend("fake", d)}, Established: dataplane.Keep})
+	start(t, e)
+	sent := uint64(0)
+	send := func(port string, f dataplane.Flags) dataplane.Disposition {
+		t.Helper()
+		d.Send(fake.In{Frame: dataplane.Segment(t, "10.0.0.1:40000", "10.0.0.2:"+port, f, 1), Final: true})
+		if sent++; !d.WaitApplied(sent, 5*time.Second) {
+			t.Fatal("no verdict")
+		}
+		return d.Results()[sent-1].Disposition
+	}
+	set := func(table *classifier.Table, want int) {
+		t.Helper()
+		if cut, err := e.SetTable(table, dataplane.Change{}); cut != want || err != nil {
+			t.Errorf("cut %d connections (%v), want %d", cut, err, want)
+		}
+	}
+	syn, ack := dataplane.Flags{SYN: true}, dataplane.Flags{ACK: true}
+	set(compile(t, 1), 0)
+	if send("81", syn) != dataplane.PassPacket {
+		t.Fatal("not accepted")
+	}
+	set(compile(t, 2), 0)
+	if send("81", ack) != dataplane.PassPacket {
+		t.Error("a connection does not outlive a change of policy")
+	}
+	if send("82", syn) != dataplane.PassPacket {
+		t.Fatal("not accepted")
+	}
+	set(compileFor(t, 2+1, "c"), 2)
+	for _, port := range []string{"81", "82"} {
+		if send(port, ack) != dataplane.DropPacket {
+			t.Errorf("another pod inherits the connection to port %s", port)
+		}
+	}
+	if send("83", syn) != dataplane.PassPacket {
+		t.Fatal("not accepted")
+	}
+	set(compile(t, 4), 1)
+	if send("83", ack) != dataplane.DropPacket {
+		t.Error("the pod before inherits the connection")
 	}
 }

@@ -47,6 +47,7 @@ type Worker struct {
 	forced     struct{ allow, deny bool } // events whatever the rules ask for
 	rejecter   Rejecter                   // the driver, if it can answer
 	host       HostKnower                 // the driver, if it knows; shared with the control goroutine
+	flows      FlowKnower                 // the driver, if it knows
 	bucket     bucket                     // bounds answers
 	answer     [packet.MaxAnswer]byte     // scratch
 
@@ -82,6 +83,7 @@ func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
 	}
 	w.rejecter, _ = d.(Rejecter)
 	w.host, _ = d.(HostKnower)
+	w.flows, _ = d.(FlowKnower)
 	w.bucket = newBucket(e.cfg.RejectRate)
 	w.forced.allow = e.cfg.AuditAll
 	w.forced.deny = e.cfg.AuditAll || e.cfg.AuditDenies
@@ -175,11 +177,12 @@ func (w *Worker) expire(now int64) {
 }
 
 // rejudgeAll re-evaluates the records of older generations that s's change
-// affects. It runs on the control goroutine while the worker goes on with s:
+// affects, or with Keep those of addresses that are another pod's now. It runs on the control goroutine while the worker goes on with s:
 // whoever comes first to a record decides it, and both decide alike.
 func (w *Worker) rejudgeAll(s *snapshot) {
+	keep := w.engine.cfg.Established == Keep
 	settle := func(r conntrack.Record) bool {
-		if !s.vouches(&r) {
+		if keep && s.passedOn(&r.Key) || !keep && !s.vouches(&r) {
 			w.settle(s, &r)
 		}
 		return true

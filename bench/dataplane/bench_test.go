@@ -8,6 +8,8 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"image/color"
+	"image/png"
 	"io"
 	"net/netip"
 	"os"
@@ -105,6 +107,11 @@ func quick(t *testing.T, name string, more ...string) *Report {
 		b, err := os.ReadFile(filepath.Join(dir, "plots", m+".svg"))
 		if err != nil || xml.Unmarshal(b, new(struct{})) != nil {
 			t.Errorf("plot of %s is not XML: %v", m, err)
+		}
+		if f, err := os.Open(filepath.Join(dir, "plots", m+".png")); err != nil {
+			t.Error(err)
+		} else if p, err := png.DecodeConfig(f); err != nil || p.Width != plotWidth*density || f.Close() != nil {
+			t.Errorf("plot of %s is not a PNG: %+v, %v", m, p, err)
 		}
 	}
 	if files, err := os.ReadDir(filepath.Join(dir, "results")); err != nil || len(files) != 2 {
@@ -213,6 +220,82 @@ func TestQuantile(t *testing.T) {
 	}
 	if got := quantile(nil, 0.5); got != 0 {
 		t.Errorf("median of nothing = %d, want 0", got)
+	}
+}
+
+func TestStat(t *testing.T) {
+	p, err := parseStat("18187 (a ) b) S 18139 18139 9590 0 -1 4194304 102 0 1 0 7 5 30 2 20 0 1 0 99")
+	want := procTimes{parent: 18139, own: 120 * time.Millisecond, used: 440 * time.Millisecond}
+	if err != nil || p != want {
+		t.Errorf("%+v, %v, want %+v", p, err, want)
+	}
+	for _, bad := range []string{"", "1 (x) S 2 3", "1 (x) S a 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0"} {
+		if _, err := parseStat(bad); err == nil {
+			t.Errorf("no error for %q", bad)
+		}
+	}
+}
+
+// TestOthers: this process, its descendants and the kernel's threads are not others.
+func TestOthers(t *testing.T) {
+	const self = 100
+	got := others(map[int]procTimes{
+		1: {0, 1, 1}, 2: {0, 2, 2}, 3: {2, 4, 4}, // init, kthreadd, a kernel thread
+		50: {1, 8, 16}, self: {50, 32, 32}, // a shell that waited for 8, and this
+		101: {self, 64, 64}, 102: {101, 128, 128}, 103: {99, 256, 256}, // its child and grandchild; whose parent has just ended
+	}, self)
+	if want := time.Duration(1 + 16 + 256); got != want {
+		t.Errorf("others used %d, want %d", got, want)
+	}
+}
+
+// TestConnects: what counts has been accepted by the server, and nothing was
+// dropped for want of room in its backlog.
+func TestConnects(t *testing.T) {
+	nstest.Need(t, needs)
+	l, err := newLab()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	rate, took, err := l.connects(t.Context(), mostCallers, 100*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if opened := int(rate/10 + 0.5); opened < mostCallers || opened > len(took) {
+		t.Errorf("%d connections counted, %d opened by %d callers", opened, len(took), mostCallers)
+	}
+	var b []byte
+	if err := l.server.NS.Do(func() (err error) {
+		for _, name := range []string{"snmp", "netstat"} {
+			part, rerr := os.ReadFile("/proc/thread-self/net/" + name)
+			b, err = append(b, part...), errors.Join(err, rerr)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	var names []string
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if names == nil || names[0] != f[0] {
+			names = f
+			continue
+		}
+		for i := range f {
+			got[names[i]] = f[i]
+		}
+		names = nil
+	}
+	for name, want := range map[string]string{"PassiveOpens": fmt.Sprint(len(took)), "ListenOverflows": "0", "ListenDrops": "0"} {
+		if got[name] != want {
+			t.Errorf("%s %q, want %q", name, got[name], want)
+		}
 	}
 }
 
@@ -337,6 +420,40 @@ func TestMarkdown(t *testing.T) {
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+}
+
+// TestPicture: texts are drawn with the letters they have, bars where they belong.
+func TestPicture(t *testing.T) {
+	p := newPicture(20)
+	p.rect(0, 0, plotWidth, 20, white)
+	p.text(10, 12, anchorEnd, ink, "L")
+	p.rect(30, 0, 5, 20, ours)
+	art := ""
+	for y := range glyphHeight {
+		for x := range glyphWidth {
+			if p.RGBAAt((4+x)*density, (5+y)*density) == ink {
+				art += "#"
+			} else {
+				art += "."
+			}
+		}
+		art += "\n"
+	}
+	if want := strings.Repeat("#....\n", 6) + "#####\n" + strings.Repeat(".....\n", glyphBelow); art != want {
+		t.Errorf("drew\n%s, want\n%s", art, want)
+	}
+	for x, want := range map[int]color.RGBA{29: white, 30: ours, 34: ours, 35: white} {
+		if got := p.RGBAAt(x*density, 10); got != want {
+			t.Errorf("at %d: %v, want %v", x, got, want)
+		}
+	}
+	for _, s := range append(append([]string{}, allSubjects...), allMeasurements...) {
+		for _, letter := range s + " packets/s connections/s Gbit/s us ms = 0.97 x; (6.18.44-x86_64), % 2 x AMD EPYC@3.1GHz" {
+			if _, ok := glyphs[letter]; !ok && letter != ' ' {
+				t.Errorf("no letter %q", letter)
+			}
 		}
 	}
 }

@@ -33,7 +33,7 @@ func Churn(ctx context.Context, c Config) (rep *Report, err error) {
 			if runs[subject] == nil {
 				runs[subject] = newTally(churnUnits)
 			}
-			if err := errors.Join(s.quiet.wait(ctx), s.churn(ctx, subject, runs[subject])); err != nil {
+			if err := s.quiet.once(ctx, func() error { return s.churn(ctx, subject, runs[subject]) }); err != nil {
 				return nil, fmt.Errorf("churn/%s: %w", subject, err)
 			}
 		}

@@ -46,7 +46,7 @@ nf_tables. Progress goes to standard error.`,
 				return fmt.Errorf("-o %s: want one of %q", format, formats)
 			}
 			for _, s := range c.Subjects {
-				if !slices.Contains(allSubjects, s) {
+				if !slices.Contains(allSubjects, withoutCopy(s)) {
 					return fmt.Errorf("--subjects %s: want some of %q", s, allSubjects)
 				}
 			}
@@ -84,14 +84,14 @@ nf_tables. Progress goes to standard error.`,
 	}
 	f := cmd.Flags()
 	f.StringVarP(&format, "output", "o", "text", "text, json or markdown")
-	f.StringVar(&plots, "plots", "", "directory to write SVG plots to")
+	f.StringVar(&plots, "plots", "", "directory to write plots to, as SVG and PNG")
 	f.StringVar(&record, "record", "", "directory to write the report to, as JSON and markdown named by command, date and machine")
 	f.BoolVar(&c.Quick, "quick", false, "one short round: shows that it works, not how fast")
 	f.BoolVar(&strict, "strict", false, "exit with 1 if a target is missed")
 	f.IntVar(&c.Rounds, "rounds", 0, "rounds; 0 is the command's default")
 	f.DurationVar(&c.Patience, "patience", 30*time.Second, "how long to wait, in all, for moments in which nobody else uses the machine")
 	f.DurationVar(&c.Window, "window", 0, "length of one measurement; 0 is the command's default")
-	f.StringSliceVar(&c.Subjects, "subjects", nil, fmt.Sprintf("some of %q", allSubjects))
+	f.StringSliceVar(&c.Subjects, "subjects", nil, fmt.Sprintf("some of %q; kernel#2 is another kernel, to see how far two of a kind are apart", allSubjects))
 	if name == "dataplane" {
 		f.StringSliceVar(&c.Measurements, "measurements", nil, fmt.Sprintf("some of %q", allMeasurements))
 	}

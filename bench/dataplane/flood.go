@@ -25,7 +25,7 @@ func Flood(ctx context.Context, c Config) (rep *Report, err error) {
 			if runs[subject] == nil {
 				runs[subject] = newTally(floodUnits)
 			}
-			if err := errors.Join(s.quiet.wait(ctx), s.flood(ctx, subject, runs[subject])); err != nil {
+			if err := s.quiet.once(ctx, func() error { return s.flood(ctx, subject, runs[subject]) }); err != nil {
 				return nil, fmt.Errorf("flood/%s: %w", subject, err)
 			}
 		}

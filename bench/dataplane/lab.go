@@ -21,11 +21,14 @@ import (
 const (
 	portUDP     = 9000 // small datagrams, counted and dropped at the server's device
 	portStream  = 9100 // TCP throughput
-	portConnect = 9101 // TCP connections
+	portConnect = 9200 // TCP connections: the first of mostCallers ports, one per caller
 	portProbe   = 9002 // UDP flows whose permission changes; received by a socket
 	portLive    = 9003 // one UDP flow whose permission changes; received by a socket
 	portDenied  = 10000
 )
+
+// mostCallers is how many threads open connections at the same time.
+const mostCallers = 32
 
 const (
 	nodeName    = "bench-node"
@@ -220,9 +223,8 @@ spec:
 	for _, p := range udp {
 		fmt.Fprintf(&b, "    - {protocol: UDP, port: %d}\n", p)
 	}
-	for _, p := range []int{portStream, portConnect} {
-		fmt.Fprintf(&b, "    - {protocol: TCP, port: %d}\n", p)
-	}
+	fmt.Fprintf(&b, "    - {protocol: TCP, port: %d}\n", portStream)
+	fmt.Fprintf(&b, "    - {protocol: TCP, port: %d, endPort: %d}\n", portConnect, portConnect+mostCallers-1)
 	return b.String()
 }
 

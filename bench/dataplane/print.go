@@ -35,8 +35,12 @@ type table interface {
 
 func (r *Report) write(w io.Writer, t table) error {
 	m := r.Machine
-	if _, err := fmt.Fprintf(w, "%s on %s, %d x %s, %s, %s; %d rounds in %.0f s; load average %s before, %s after; others used %.0f%% of the CPUs when a measurement began (%.0f-%.0f%%)\n\n",
-		r.Command, m.Kernel, m.CPUs, m.CPU, m.Go, m.Date.Format("2006-01-02 15:04 UTC"), r.Rounds, r.Seconds, m.Load[0], m.Load[1], 100*m.Busy.Median, 100*m.Busy.Min, 100*m.Busy.Max); err != nil {
+	repeated := ""
+	if m.Repeated > 0 {
+		repeated = fmt.Sprintf(", and %d were taken again", m.Repeated)
+	}
+	if _, err := fmt.Fprintf(w, "%s on %s, %d x %s, %s, %s; %d rounds in %.0f s; load average %s before, %s after; others used %.0f%% of the CPUs during measurements (%.0f-%.0f%%)%s\n\n",
+		r.Command, m.Kernel, m.CPUs, m.CPU, m.Go, m.Date.Format("2006-01-02 15:04 UTC"), r.Rounds, r.Seconds, m.Load[0], m.Load[1], 100*m.Busy.Median, 100*m.Busy.Min, 100*m.Busy.Max, repeated); err != nil {
 		return err
 	}
 	head := []string{"case", "median", "min", "max", "unit"}

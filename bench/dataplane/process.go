@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -178,23 +177,8 @@ func (p *process) cpu() (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	// proc(5): the command name, in parentheses, may hold anything; user and
-	// system time are the 12th and 13th field after it, in clock ticks.
-	_, rest, ok := strings.Cut(string(b), ") ")
-	fields := strings.Fields(rest)
-	if !ok || len(fields) < 13 {
-		return 0, fmt.Errorf("unexpected /proc/%d/stat: %q", p.cmd.Process.Pid, b)
-	}
-	var ticks uint64
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseUint(f, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		ticks += n
-	}
-	const ticksPerSecond = 100 // USER_HZ, the same on every architecture Go runs on
-	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
+	t, err := parseStat(string(b))
+	return t.own, err
 }
 
 // stop ends the process with a signal and waits for it. An end nobody asked for

@@ -75,47 +75,56 @@ func (s *session) restart(ctx context.Context, subject string, moments []time.Du
 		s.round()
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 			s.say("round %d of %d, %.0f s: %s, %s", i+1, len(moments), time.Since(s.began).Seconds(), subject, sig)
-			if err := s.quiet.wait(ctx); err != nil {
+			if err := s.quiet.once(ctx, func() (err error) {
+				p, err = s.restartOnce(ctx, l, p, subject, sig, moment, t)
+				return err
+			}); err != nil {
 				return err
 			}
-			d, err := l.startDenied(deniedPause)
-			if err != nil {
-				return err
-			}
-			accepted, err := l.during(ctx, func() error {
-				if err := wait(ctx, 50*time.Millisecond+moment); err != nil {
-					return err
-				}
-				if err := p.stop(sig); err != nil {
-					return err
-				}
-				if err := wait(ctx, s.Window); err != nil {
-					return err
-				}
-				start := time.Now()
-				if p, err = l.startDaemon(ctx, s.programs, subject); err != nil {
-					return err
-				}
-				t.put("restart_ready", float64(time.Since(start).Microseconds())/1000)
-				return wait(ctx, s.Window)
-			})
-			offered, passed, derr := d.end(ctx)
-			if err := errors.Join(err, derr); err != nil {
-				return err
-			}
-			lost, _, err := l.alive(ctx, p)
-			if err != nil {
-				return err
-			}
-			name := "restart_lost_packets"
-			if sig == syscall.SIGTERM {
-				name = "restart_lost_orderly"
-			}
-			t.put(name, accepted.lost())
-			t.put("restart_lost_flows", lost)
-			t.put("restart_denied_passed", passed)
-			t.put("restart_denied_offered", offered)
 		}
 	}
 	return nil
+}
+
+// restartOnce ends p with sig under load, waits, and starts another daemon in its
+// place.
+func (s *session) restartOnce(ctx context.Context, l *lab, p *process, subject string, sig syscall.Signal, moment time.Duration, t *tally) (*process, error) {
+	d, err := l.startDenied(deniedPause)
+	if err != nil {
+		return p, err
+	}
+	accepted, err := l.during(ctx, func() error {
+		if err := wait(ctx, 50*time.Millisecond+moment); err != nil {
+			return err
+		}
+		if err := p.stop(sig); err != nil {
+			return err
+		}
+		if err := wait(ctx, s.Window); err != nil {
+			return err
+		}
+		start := time.Now()
+		if p, err = l.startDaemon(ctx, s.programs, subject); err != nil {
+			return err
+		}
+		t.put("restart_ready", float64(time.Since(start).Microseconds())/1000)
+		return wait(ctx, s.Window)
+	})
+	offered, passed, derr := d.end(ctx)
+	if err := errors.Join(err, derr); err != nil {
+		return p, err
+	}
+	lost, _, err := l.alive(ctx, p)
+	if err != nil {
+		return p, err
+	}
+	name := "restart_lost_packets"
+	if sig == syscall.SIGTERM {
+		name = "restart_lost_orderly"
+	}
+	t.put(name, accepted.lost())
+	t.put("restart_lost_flows", lost)
+	t.put("restart_denied_passed", passed)
+	t.put("restart_denied_offered", offered)
+	return p, nil
 }

@@ -32,8 +32,10 @@ type Machine struct {
 	// Load is the load average (one minute) when the run began and when it
 	// ended: a run beside other work says so.
 	Load [2]string `json:"load"`
-	// Busy is the share of the CPUs others used when measurements began.
+	// Busy is the share of the CPUs that other processes used during measurements.
 	Busy Spread `json:"busy"`
+	// Repeated is how many measurements were taken again because of that.
+	Repeated int `json:"repeated,omitempty"`
 }
 
 // Result is one case. Value is the median over rounds; Ratio is the median of

@@ -120,7 +120,7 @@ func (s *session) close() error { return os.RemoveAll(s.dir) }
 func (s *session) finish(targets []target) *Report {
 	s.report.Seconds = time.Since(s.began).Seconds()
 	s.report.Machine.Load[1] = load()
-	s.report.Machine.Busy = spread(s.quiet.busy)
+	s.report.Machine.Busy, s.report.Machine.Repeated = spread(s.quiet.busy), s.quiet.redo
 	s.report.judge(targets)
 	return s.report
 }
@@ -177,11 +177,11 @@ func Dataplane(ctx context.Context, c Config) (rep *Report, err error) {
 				// A different one goes first each round: no subject profits from
 				// its place.
 				b := all[(i+round)%len(all)]
-				if err := s.quiet.wait(ctx); err != nil {
-					return nil, err
-				}
-				v, err := b.measure(ctx, m, s.Window)
-				if err != nil {
+				var v sample
+				if err := s.quiet.alone(ctx, func() (err error) {
+					v, err = b.measure(ctx, m, s.Window)
+					return err
+				}); err != nil {
 					return nil, fmt.Errorf("%s/%s, round %d: %w", m, b.subject, round+1, err)
 				}
 				b.samples[m] = append(b.samples[m], v)
@@ -193,6 +193,7 @@ func Dataplane(ctx context.Context, c Config) (rep *Report, err error) {
 }
 
 func (b *bench) measure(ctx context.Context, measurement string, d time.Duration) (s sample, err error) {
+	defer steady()()
 	switch measurement {
 	case measureEstablished:
 		s.value, err = b.lab.established(ctx, d)
@@ -203,7 +204,7 @@ func (b *bench) measure(ctx context.Context, measurement string, d time.Duration
 	case measureNewUDP:
 		s.value, err = b.lab.newFlows(ctx, d)
 	case measureConnect:
-		s.value, _, err = b.lab.connects(ctx, 32, d)
+		s.value, _, err = b.lab.connects(ctx, mostCallers, d)
 	case measureLatency:
 		var took []time.Duration
 		_, took, err = b.lab.connects(ctx, 1, d)

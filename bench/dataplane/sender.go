@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -145,33 +144,6 @@ func (s *sender) close() error {
 	fd := s.fd
 	s.fd = -1
 	return unix.Close(fd)
-}
-
-// pinned runs f on an OS thread of its own on the first CPU this process may use,
-// where the kernel also forwards what f sends. The other CPUs are left to the
-// daemon.
-func pinned(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread, with its affinity, ends with the goroutine.
-		runtime.LockOSThread()
-		done <- func() error {
-			var may, one unix.CPUSet
-			if err := unix.SchedGetaffinity(0, &may); err != nil {
-				return os.NewSyscallError("sched_getaffinity", err)
-			}
-			cpu := 0
-			for !may.IsSet(cpu) && cpu < 8*len(may)*8 {
-				cpu++
-			}
-			one.Set(cpu)
-			if err := unix.SchedSetaffinity(0, &one); err != nil {
-				return os.NewSyscallError("sched_setaffinity", err)
-			}
-			return f()
-		}()
-	}()
-	return <-done
 }
 
 // pace calls step every interval until stop is closed; a late step is made up

@@ -71,6 +71,7 @@ JSON: {"removed":["nftables table inet tierwall",…]}.`,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "also under a daemon that runs")
 	cmd.Flags().StringVar(&c.Metrics.Address, "address", c.Metrics.Address, "where a daemon on this machine would answer")
+	cmd.Flags().StringVar(&c.AFXDP.PinPath, "pin-path", c.AFXDP.PinPath, "where the daemon kept what outlives it (afxdp.pinPath)")
 	cmd.Flags().VarP(output, "output", "o", "form of the answer")
 	return cmd
 }
@@ -102,8 +103,8 @@ func cleanup(ctx context.Context, c agent.Config) ([]string, error) {
 }
 
 // leftovers lists what a daemon has in this network namespace, by the names it
-// gives: tables called tierwall, devices called tw-…, and what it pinned for it in a
-// BPF file system.
+// gives: tables called tierwall and tierwall-dns, devices called tw-…, filters called
+// tierwall_…, and what it pinned for it in a BPF file system.
 func leftovers(pinPath string) ([]string, error) {
 	var out []string
 	nft, err := nftables.New()
@@ -118,7 +119,7 @@ func leftovers(pinPath string) ([]string, error) {
 		nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6", nftables.TableFamilyNetdev: "netdev",
 	}
 	for _, t := range tables {
-		if t.Name == nfqueue.TableName {
+		if t.Name == nfqueue.TableName || t.Name == nfqueue.TapTableName {
 			out = append(out, "nftables table "+families[t.Family]+" "+t.Name)
 		}
 	}
@@ -134,6 +135,13 @@ func leftovers(pinPath string) ([]string, error) {
 	pins, err := afxdp.Pinned(pinPath)
 	if err != nil {
 		return nil, err
+	}
+	filtered, err := afxdp.Filters()
+	if err != nil {
+		return nil, err
+	}
+	for _, dev := range filtered {
+		out = append(out, "traffic control filters on "+dev)
 	}
 	for _, path := range pins {
 		out = append(out, "BPF object "+path)

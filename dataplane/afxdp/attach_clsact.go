@@ -3,6 +3,7 @@ package afxdp
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -177,4 +178,36 @@ func (b *Backend) sweepFilters(keep map[int]place) error {
 		errs = append(errs, removeFilters(b.nl, l, clsactParent(true), clsactParent(false)))
 	}
 	return errors.Join(errs...)
+}
+
+// Filters lists the devices in the calling thread's network namespace that have
+// filters of ours, sorted by name: a run with AttachClsact leaves them.
+func Filters() ([]string, error) {
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer nl.Close()
+	links, err := nl.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	var names []string
+	for _, l := range links {
+		if l.Type() != "veth" {
+			continue
+		}
+		if has, err := hasQdisc(nl, l, "clsact"); err != nil || !has {
+			continue // a device that goes away meanwhile has none
+		}
+		for _, ingress := range []bool{true, false} {
+			filters, err := nl.FilterList(l, clsactParent(ingress))
+			if err == nil && slices.ContainsFunc(filters, ourFilter) {
+				names = append(names, l.Attrs().Name)
+				break
+			}
+		}
+	}
+	slices.Sort(names)
+	return names, nil
 }

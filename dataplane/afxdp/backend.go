@@ -39,6 +39,8 @@ type Backend struct {
 	spec          *ebpf.CollectionSpec
 	objects       objects
 	adopted       []int // devices with pinned links of an earlier process
+	released      bool  // what an earlier process pinned has been removed
+	restored      uint64
 	pair          *upcallPair
 	devices       map[int]*device
 	nodeAddresses map[[16]byte]bool
@@ -53,7 +55,7 @@ type Backend struct {
 	watching sync.WaitGroup
 }
 
-var _ dataplane.Backend = (*Backend)(nil)
+var _ dataplane.Drainer = (*Backend)(nil)
 
 // New loads the programs, creates the upcall pair and binds the socket, in the
 // network namespace of the calling thread. No device is judged before the first
@@ -140,6 +142,10 @@ func (b *Backend) open() (err error) {
 		return err
 	}
 	b.driver.hostSet = &b.host
+	if b.config.FailOpen {
+		b.driver.ring = uint64(b.config.Ring)
+		b.driver.makeRoom()
+	}
 	if err := b.objects.Sockets.Put(uint32(0), uint32(sock.xsk.FD())); err != nil {
 		return fmt.Errorf("give the socket to the upcall pair: %w", err)
 	}
@@ -171,6 +177,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 	b.epoch.cells = b.objects.Cells
 	b.epoch.shared = sharedVars{
 		generation: b.objects.Generation, floor: b.objects.ValidFrom, alive: b.objects.Alive, nonce: b.objects.Nonce,
+		sent: b.objects.Sent, room: b.objects.Room,
 	}
 	if err := b.epoch.adopt(); err != nil {
 		return 0, err
@@ -292,28 +299,37 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 			b.locals[a.Unmap()] = true
 		}
 		b.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
-		err := b.refresh()
+		// What is not ours any more goes whatever keeps a device from being ours.
+		err := errors.Join(b.refresh(), b.release())
 		b.guardChanged()     // a generation begins anyway
 		if b.driver == nil { // nothing is remembered
 			return err
-		}
-		if err == nil {
-			err = b.release()
 		}
 		return errors.Join(err, b.epoch.advance(c))
 	})
 }
 
 // release takes an earlier process's programs off devices that are none of ours,
-// once a table has said which are.
+// once a table has said which are, and off all of them if ours are there in another
+// way: two sets of programs would each think that the other's packets are a pod's.
 func (b *Backend) release() error {
+	if b.mode == AttachXDPGeneric {
+		if b.released {
+			return nil
+		}
+		b.released = true
+		return errors.Join(b.pins.removeAll(), removeUpcallPair(b.nl))
+	}
 	var errs []error
 	for _, index := range b.adopted {
-		if b.devices[index] != nil {
+		if b.devices[index] != nil && b.mode == AttachTCX {
 			continue
 		}
 		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 			errs = append(errs, b.pins.remove(pinName(index, at)))
+		}
+		if b.devices[index] != nil {
+			continue
 		}
 		if err := b.objects.Devices.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, err)
@@ -347,45 +363,39 @@ func (b *Backend) detachTCX(index int, ln link.Link, at ebpf.AttachType) error {
 	return errors.Join(b.pins.drop(pinName(index, at)), ln.Close())
 }
 
-// Stats implements dataplane.Backend.
-func (b *Backend) Stats() dataplane.BackendStats {
-	var s dataplane.BackendStats
-	err := b.thread.do(func() error {
-		if s = b.final; !b.closed {
-			s = b.stats()
-		}
+// Bounds of Drain: how long it waits in all, and how long nothing must have moved.
+// Frames between the two ends of the pair are nowhere to be seen.
+const (
+	drainPatience = time.Second
+	drainStill    = 20 * time.Millisecond
+)
+
+// Drain implements dataplane.Drainer: the programs believe at once that there is no
+// daemon, and what they had sent up is judged.
+func (b *Backend) Drain() error {
+	if b.driver == nil {
 		return nil
-	})
-	if err != nil { // the thread ended with Close, which set final before
-		return b.final
 	}
-	return s
-}
-
-func (b *Backend) stats() dataplane.BackendStats {
-	s := dataplane.BackendStats{
-		Bypassed:    b.count(countHit) + b.count(countAcross),
-		Accelerated: b.count(countAcross),
-		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
-			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
-		Upcalls: b.count(countUpcall),
+	b.driver.drained.Store(true)
+	var before, now [2]uint64
+	began := time.Now()
+	for busy := began; time.Since(busy) < drainStill; time.Sleep(time.Millisecond) {
+		err := b.thread.do(func() error {
+			now = [2]uint64{b.count(countUpcall), b.count(countReceived)}
+			// Again and again: a worker may have been about to give a sign of life.
+			return b.epoch.shared.alive.Set(uint64(0))
+		})
+		if err != nil {
+			return fmt.Errorf("afxdp: %w", err)
+		}
+		if now != before || !b.driver.idle() {
+			before, busy = now, time.Now()
+		}
+		if time.Since(began) > drainPatience {
+			return fmt.Errorf("afxdp: packets still wait for a verdict after %v", drainPatience)
+		}
 	}
-	if b.driver != nil {
-		s.Overflow = b.driver.lostPackets() + b.pair.lost()
-	}
-	return s
-}
-
-// count sums a counter over the CPUs, since New.
-func (b *Backend) count(which uint32) (total uint64) {
-	var perCPU []uint64
-	if err := b.objects.Counters.Lookup(which, &perCPU); err != nil {
-		return 0
-	}
-	for _, n := range perCPU {
-		total += n
-	}
-	return total - b.base[which]
+	return nil
 }
 
 // releaseWait bounds the wait for a worker that holds a batch while the backend
@@ -475,7 +485,9 @@ func Cleanup(pinPath string) error {
 	var errs []error
 	if pinPath != "" {
 		dir, err := namespaceDir(pinPath)
-		errs = append(errs, err)
+		if !errors.Is(err, unix.ENOPROTOOPT) { // before Linux 5.14 nothing can be pinned
+			errs = append(errs, err)
+		}
 		if err == nil {
 			// Those of namespaces that have ended are nobody's.
 			errs = append(errs, pins{dir}.removeAll(), sweep(pinPath, dir))

@@ -36,9 +36,9 @@ type Config struct {
 	// go on, and what nobody judged does not pass. "" keeps nothing: the kernel
 	// takes the programs off and all passes. Cleanup removes it.
 	PinPath string
-	// FailOpen passes what nobody judges while a pinned backend has no living
-	// daemon. Without it that is dropped, or left to the later hook if there is
-	// one.
+	// FailOpen passes what nobody judges: while a pinned backend has no living
+	// daemon, and when the ring is full. Without it that is dropped, or left to the
+	// later hook if there is one; a full ring drops in any case then.
 	FailOpen bool
 	// AliveTime is how long a daemon may give no sign of life, which it does
 	// every 100 ms, before it counts as dead; default 2 s.
@@ -83,12 +83,14 @@ type Timeouts struct {
 // Marks are the packet mark bits the backend uses; each must be one bit of its
 // own. The zero value means DefaultMarks.
 type Marks struct {
-	// Accept is on packets that were judged and accepted when they came from a
-	// pod. It must be the accept bit of the nfqueue backend, whose forward hook
-	// trusts it.
+	// Accept is on packets from a pod that userspace has just judged and accepted. It
+	// must be the accept bit of the nfqueue backend, whose forward hook trusts it and
+	// accepts the connection.
 	Accept uint32
-	// Fast is on the same packets and, unlike Accept, stays on them: the program
-	// of the destination's device then insists on a flow entry of its own.
+	// Fast is on these, too, and alone on the later packets of their flows; it must
+	// be the fast mark of the nfqueue backend, whose forward hook passes these. It
+	// stays on the packet: the program of the destination's device then insists on a
+	// flow entry of its own.
 	Fast uint32
 	// Return is on packets userspace sent back, from the upcall pair to the
 	// program of their device, and nowhere else.

@@ -3,6 +3,7 @@ package afxdp
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -197,6 +198,49 @@ func (b *Backend) attach(index int, pl place) error {
 	b.devices[index] = d
 	b.log.Info("device attached", "device", attrs.Name, "ifindex", index, "attach", b.mode,
 		"pod", pl.guard.Flags&guardPod != 0, "bridge", pl.guard.Bridge)
+	return nil
+}
+
+// keepUp brings an end of the upcall pair up again that other software has taken
+// down: what is sent to it vanishes without a trace.
+func (b *Backend) keepUp(l netlink.Link) error {
+	a := l.Attrs()
+	if b.pair == nil || a.Index != b.pair.stack.Attrs().Index && a.Index != b.pair.socket.Attrs().Index || a.Flags&net.FlagUp != 0 {
+		return nil
+	}
+	if err := b.nl.LinkSetUp(l); err != nil {
+		return fmt.Errorf("bring it up again: %w", err)
+	}
+	b.restored++
+	b.log.Warn("other software took our device down, it is up again", "device", a.Name, "restored", b.restored)
+	return nil
+}
+
+// mend puts back a device's filters if other software has removed them. A link does
+// not come off like that, a filter does.
+func (b *Backend) mend(index int, ingress, egress *ebpf.Program) error {
+	l, err := b.nl.LinkByIndex(index)
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return nil // that is why
+	} else if err != nil {
+		return fmt.Errorf("find the device: %w", err)
+	}
+	for _, side := range []struct {
+		prog    *ebpf.Program
+		ingress bool
+	}{{ingress, true}, {egress, false}} {
+		if side.prog == nil {
+			continue
+		}
+		if filters, err := b.nl.FilterList(l, clsactParent(side.ingress)); err == nil && slices.ContainsFunc(filters, ourFilter) {
+			continue
+		}
+		if _, err := putClsact(b.nl, index, side.prog, side.ingress); err != nil {
+			return fmt.Errorf("device %s: put back the filters that other software removed: %w", l.Attrs().Name, err)
+		}
+		b.restored++
+		b.log.Warn("other software removed our filter, it is restored", "device", l.Attrs().Name, "ingress", side.ingress, "restored", b.restored)
+	}
 	return nil
 }
 

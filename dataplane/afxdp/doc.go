@@ -4,7 +4,7 @@
 //
 //	   pod                      node                            userspace
 //	┌───────┐   pod_ingress ┌─────────┐
-//	│ eth0 ─┼──► veth ──────┤ flows?  ├─ hit ──► stack, with the accept mark
+//	│ eth0 ─┼──► veth ──────┤ flows?  ├─ hit ──► stack, with the fast mark
 //	│       │               └────┬────┘
 //	│       │               miss │ source MAC := device, side, reply
 //	│       │                    ▼                upcall_xdp
@@ -29,8 +29,9 @@
 // # With and without a later hook
 //
 // In front of the nfqueue backend (Config.Strict unset), this package only ever
-// saves work. It judges what comes from a pod; what it accepts carries the accept
-// mark, which the forward hook trusts and saves to the connection. Everything else
+// saves work. It judges what comes from a pod; what it accepts carries the fast mark,
+// which the forward hook trusts, and a packet that userspace has just judged the
+// accept mark, which the hook saves to the connection. Everything else
 // reaches the forward hook unmarked and is judged there: fragments, IP options,
 // extension headers, Service addresses (a Worker defers those), traffic towards a
 // pod. What the forward hook judges is remembered too, in a map ("later") whose

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
@@ -47,7 +48,10 @@ type driver struct {
 
 	epoch     *epoch
 	patience  int           // how often Recv yields the CPU before it sleeps
+	ring      uint64        // frames the ring holds; 0 = a full one drops
 	beaten    uint64        // when the last sign of life was given
+	drained   atomic.Bool   // no more signs of life
+	inHand    atomic.Int64  // frames between Recv and the end of Apply
 	forgotten atomic.Uint64 // accepted packets whose flow could not be written
 	overflow  atomic.Uint64 // accepted packets the transmit ring or an upcall had no room for
 
@@ -62,6 +66,7 @@ type driver struct {
 var (
 	_ dataplane.Rejecter   = (*driver)(nil)
 	_ dataplane.HostKnower = (*driver)(nil)
+	_ dataplane.FlowKnower = (*driver)(nil)
 )
 
 func newDriver(sock *socket, o *objects, e *epoch, nonce uint8, strict bool) (*driver, error) {
@@ -128,6 +133,7 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		}
 	}
 	n := min(xsk.NumReceived(), dataplane.BatchSize)
+	d.makeRoom()
 	if n == 0 {
 		d.beat(coarseNow())
 		return d.alive()
@@ -144,6 +150,9 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		*p = dataplane.Packet{
 			Frame: frame, L2: true, ID: uint32(b.N), Device: m.Ifindex, Reply: m.Reply,
 			Final: d.final || m.Final,
+			// From a pod nobody has translated it yet, to a pod nobody will. The
+			// forward hook accepts nothing of ours in another zone.
+			Plain: true,
 		}
 		if m.Cut {
 			p.Length = trueLength(frame)
@@ -152,9 +161,27 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		b.N++
 	}
 	d.n = b.N
+	d.inHand.Store(int64(b.N))
 	d.patience = yields
 	d.refill(stray)
 	return nil
+}
+
+// onTheWay is how many frames may be between the program that sends them up and
+// the ring: what a veth device queues.
+const onTheWay = 256
+
+// makeRoom tells the kernel side how many more frames the ring has room for. What
+// is more passes unjudged (Config.FailOpen).
+func (d *driver) makeRoom() {
+	if d.ring == 0 {
+		return
+	}
+	var sent uint64
+	free := d.ring - min(uint64(d.sock.xsk.NumReceived())+min(onTheWay, d.ring/2), d.ring)
+	if d.epoch.shared.sent.Get(&sent) == nil {
+		_ = d.epoch.shared.room.Set(sent + free) // a store to mapped memory
+	}
 }
 
 // alive notices that the device is gone, which poll does not report: the kernel
@@ -174,7 +201,7 @@ const beatEvery = 50e6
 
 // beat gives the kernel side a sign of life.
 func (d *driver) beat(now uint64) {
-	if now-d.beaten >= beatEvery {
+	if now-d.beaten >= beatEvery && !d.drained.Load() {
 		d.beaten = now
 		_ = d.epoch.shared.alive.Set(now) // a store to mapped memory
 	}
@@ -192,6 +219,7 @@ func (d *driver) Apply(b *dataplane.Batch) error {
 	d.mu.Unlock()
 
 	err := d.settle(b)
+	d.inHand.Store(0)
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -224,7 +252,9 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		m := &d.meta[p.ID]
 		switch {
 		case p.Disposition == dataplane.PassPacket:
-			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), true)
+			// The kernel takes an ICMP error for a part of the connection it is
+			// about, and would have that accepted with it.
+			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), !p.Headers.IsError)
 			if p.Remember && nameable(p) {
 				k, back := makeFlowKey(&p.Headers.Key)
 				s.Cell = [2]uint16{e.addrs.add(&k.A), e.addrs.add(&k.B)}
@@ -282,6 +312,19 @@ func (d *driver) settle(b *dataplane.Batch) error {
 	return errors.Join(err, terr, d.sock.reclaim())
 }
 
+// Remembers implements dataplane.FlowKnower. It costs a system call.
+func (d *driver) Remembers(k flow.Key) (reply, ok bool) {
+	if !hasEntry(&k) {
+		return false, false
+	}
+	f, back := makeFlowKey(&k)
+	var s flowState
+	if err := d.flows.m.Lookup(&f, &s); err != nil {
+		return false, false
+	}
+	return back != (s.Flags&flowBack != 0), true
+}
+
 // nameable reports whether the kernel side finds the packet's flow by its key.
 func nameable(p *dataplane.Packet) bool {
 	h := &p.Headers
@@ -292,6 +335,18 @@ func (d *driver) refill(descs []xdp.Desc) {
 	if len(descs) > 0 {
 		d.sock.xsk.Fill(descs)
 	}
+}
+
+// idle reports whether no frame waits in the ring and none is being judged.
+func (d *driver) idle() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return true
+	}
+	fds := []unix.PollFd{{Fd: int32(d.sock.xsk.FD()), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 0 && d.inHand.Load() == 0
 }
 
 // Close implements dataplane.Driver.

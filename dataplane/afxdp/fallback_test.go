@@ -2,6 +2,7 @@ package afxdp
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -83,6 +84,32 @@ func TestClsact(t *testing.T) {
 	if all, qdisc := filters(t, r.NS, a.HostDevice); len(all) != 2 || !qdisc {
 		t.Errorf("filters %v, qdisc %v, want ours on both sides", all, qdisc)
 	}
+	// Other software takes the filters off, with the qdisc.
+	closed := nstest.Echo(t, b.NS, "udp", b.Addr4, closedPort)
+	for _, dev := range []string{a.HostDevice, b.HostDevice, UpcallStack} {
+		l, err := r.NS.Link(dev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.NS.Handle().QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nstest.Eventually(t, "they are put back", func() bool { return r.backend.Stats().Restored == 5 })
+	nstest.Unreachable(t, a.NS, "udp", closed.Addr)
+	nstest.Reach(t, a.NS, "udp", s.Addr)
+	filtered := func() (names []string) {
+		t.Helper()
+		if err := r.NS.Do(func() (err error) { names, err = Filters(); return err }); err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	if names := filtered(); !slices.Contains(names, a.HostDevice) || !slices.Contains(names, c.HostDevice) || slices.Contains(names, netlab.Uplink) {
+		t.Errorf("filters are reported on %v", names)
+	}
 	r.know(t, b, c, d) // a is nobody's any more, and its device nobody's business
 	if err := r.backend.Close(); err != nil {
 		t.Fatal(err)
@@ -91,6 +118,9 @@ func TestClsact(t *testing.T) {
 		if all, qdisc := filters(t, r.NS, p.HostDevice); len(all) != 0 || qdisc {
 			t.Errorf("left on %s: %v, qdisc %v", p.HostDevice, all, qdisc)
 		}
+	}
+	if names := filtered(); len(names) != 0 {
+		t.Errorf("filters are still reported on %v", names)
 	}
 }
 
@@ -221,8 +251,8 @@ func TestXDPGeneric(t *testing.T) {
 			}
 		}
 	}
-	if r.counter(t, countUnknown) == 0 {
-		t.Error("nothing counted as unknown")
+	if r.counter(t, countUnknown) == 0 || r.counter(t, countUnparsed) == 0 {
+		t.Errorf("%d packets counted as unknown, %d as left to the later hook", r.counter(t, countUnknown), r.counter(t, countUnparsed))
 	}
 	for _, addr := range []netip.Addr{b.Addr4, b.Addr6} {
 		before := r.counter(t, countForged)

@@ -82,7 +82,7 @@ func TestFront(t *testing.T) {
 					if fate != ingress {
 						t.Errorf("%s %s, from a pod: %s, want it %s", name, when, fate, ingress)
 					}
-					if fate == passed && mark != 0x8000|DefaultMarks.Accept|DefaultMarks.Fast {
+					if fate == passed && mark != 0x8000|DefaultMarks.Fast {
 						t.Errorf("%s %s: mark %#x", name, when, mark)
 					}
 				}

@@ -310,3 +310,23 @@ func TestUpcallPairRemoved(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 }
+
+// An end of the upcall pair that other software takes down comes up again, and
+// packets are judged as before.
+func TestUpcallPairDown(t *testing.T) {
+	r := newRig(t, Config{Strict: true})
+	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
+	r.update(t, a, b)
+	s := nstest.Echo(t, b.NS, "tcp", b.Addr4, openPort)
+	for i, dev := range []string{UpcallStack, UpcallSocket} {
+		l, err := r.NS.Link(dev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.NS.Handle().LinkSetDown(l); err != nil {
+			t.Fatal(err)
+		}
+		nstest.Eventually(t, dev+" is up again", func() bool { return r.backend.Stats().Restored == uint64(i+1) })
+		nstest.Reach(t, a.NS, "tcp", s.Addr)
+	}
+}

@@ -31,7 +31,7 @@ func nft(t *testing.T, ns *netlab.NS, f func(c *nftables.Conn)) {
 // countMarked counts the packets in the forward hook whose mark has any of bits.
 func countMarked(t *testing.T, ns *netlab.NS, bits uint32) func() uint64 {
 	t.Helper()
-	table := &nftables.Table{Name: "test", Family: nftables.TableFamilyINet}
+	table := &nftables.Table{Name: fmt.Sprintf("test-%#x", bits), Family: nftables.TableFamilyINet}
 	mask := binary.NativeEndian.AppendUint32(nil, bits)
 	nft(t, ns, func(c *nftables.Conn) {
 		c.AddTable(table)

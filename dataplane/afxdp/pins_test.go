@@ -164,6 +164,39 @@ func TestWithoutDaemonOpen(t *testing.T) {
 	}
 }
 
+// A full ring drops; with fail mode open it passes what it has no room for, and
+// works again afterwards.
+func TestFullRing(t *testing.T) {
+	for _, open := range []bool{false, true} {
+		r := newRig(t, Config{Strict: true, FailOpen: open, Ring: 64, UpcallRate: -1})
+		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
+		r.update(t, a, b)
+		s := nstest.Echo(t, b.NS, "udp", b.Addr4, closedPort)
+		const offered = 500
+		var c [offered]net.Conn
+		for i := range c {
+			c[i] = dial(t, a.NS, "udp", s.Addr)
+		}
+		before := r.fates(t)
+		r.mu.Lock() // the worker gets no further than its first batch
+		for i := range c {
+			c[i].Write([]byte("x"))
+		}
+		time.Sleep(20 * time.Millisecond)
+		if n := s.Seen(); open && n < offered/2 || !open && n > 0 {
+			t.Errorf("open %t: %d of %d packets passed behind a full ring", open, n, offered)
+		}
+		r.mu.Unlock()
+		allowed := nstest.Echo(t, b.NS, "udp", b.Addr4, openPort)
+		nstest.Eventually(t, "the ring works again", func() bool {
+			return a.NS.Probe("udp", s.Addr, nstest.Blocked) != nil && a.NS.Probe("udp", allowed.Addr, nstest.Blocked) == nil
+		})
+		if n := r.counter(t, countAlonePass); open != (n > 0) || r.fates(t)-before < offered {
+			t.Errorf("open %t: %d passed for want of room, %d packets counted", open, n, r.fates(t)-before)
+		}
+	}
+}
+
 // What a namespace that has ended left pinned, the next daemon removes.
 func TestSweep(t *testing.T) {
 	nstest.Need(t, canRun)
@@ -310,6 +343,20 @@ func TestCountersAddUp(t *testing.T) {
 		got, want := r.fates(t)-before, frames(t, r.NS, a, b)-seen
 		return got >= want && got-want <= r.counter(t, countUpcall)+r.counter(t, countDrop)+r.counter(t, countDenied)
 	})
+	st := r.backend.Stats()
+	f := &st.Fates
+	if n := r.fates(t); f.Total()-f[dataplane.DropStray] != n || f[dataplane.FateUpcall] != st.Upcalls || f[dataplane.PassAccepted] != st.Bypassed {
+		t.Errorf("%d packets at the devices, reported as %+v", n, st)
+	}
+	var dropped uint64
+	for i, n := range f {
+		if dataplane.Fate(i).Disposition() == "drop" {
+			dropped += n
+		}
+	}
+	if dropped != st.Dropped || dropped == 0 {
+		t.Errorf("%d packets dropped by fate, %d in all", dropped, st.Dropped)
+	}
 	n := r.counter(t, countReceived)
 	if up := uint64(len(r.upcalls())); n != up || r.counter(t, countUpcall) != up {
 		t.Errorf("%d packets sent up, %d received, %d judged", r.counter(t, countUpcall), n, up)

@@ -58,6 +58,8 @@ const (
 	podVarNonce          = "nonce"
 	podVarOpen           = "open"
 	podVarPassUnknown    = "pass_unknown"
+	podVarRoom           = "room"
+	podVarSent           = "sent"
 	podVarStrict         = "strict"
 	podVarTcpLiberal     = "tcp_liberal"
 	podVarUpcallCost     = "upcall_cost"
@@ -163,6 +165,8 @@ type podVariableSpecs struct {
 	Nonce         *ebpf.VariableSpec `ebpf:"nonce"`
 	Open          *ebpf.VariableSpec `ebpf:"open"`
 	PassUnknown   *ebpf.VariableSpec `ebpf:"pass_unknown"`
+	Room          *ebpf.VariableSpec `ebpf:"room"`
+	Sent          *ebpf.VariableSpec `ebpf:"sent"`
 	Strict        *ebpf.VariableSpec `ebpf:"strict"`
 	TcpLiberal    *ebpf.VariableSpec `ebpf:"tcp_liberal"`
 	UpcallCost    *ebpf.VariableSpec `ebpf:"upcall_cost"`
@@ -257,6 +261,8 @@ type podVariables struct {
 	Nonce         *ebpf.Variable `ebpf:"nonce"`
 	Open          *ebpf.Variable `ebpf:"open"`
 	PassUnknown   *ebpf.Variable `ebpf:"pass_unknown"`
+	Room          *ebpf.Variable `ebpf:"room"`
+	Sent          *ebpf.Variable `ebpf:"sent"`
 	Strict        *ebpf.Variable `ebpf:"strict"`
 	TcpLiberal    *ebpf.Variable `ebpf:"tcp_liberal"`
 	UpcallCost    *ebpf.Variable `ebpf:"upcall_cost"`

@@ -183,6 +183,9 @@ func (p *upcallPair) start(o *podObjects, mode Attach) error {
 		if _, err := putClsact(p.nl, p.stack.Attrs().Index, o.UpcallIngress, true); err != nil {
 			return err
 		}
+		if err := p.pins.remove(pinUpcallTCX); err != nil { // of an earlier run
+			return err
+		}
 		return p.up()
 	}
 	tcx, ok := p.pins.takeover(pinUpcallTCX, p.stack.Attrs().Index, o.UpcallIngress)

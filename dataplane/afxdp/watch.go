@@ -15,7 +15,10 @@ import (
 // A device that appears does not wait for it.
 const settleTime = 20 * time.Millisecond
 
-// watch hears of changes of links, routes, addresses and queueing disciplines of a
+// sizeofTcmsg is the length of struct tcmsg; its second word is the ifindex.
+const sizeofTcmsg = 20
+
+// watch hears of changes of links, routes, addresses and traffic control of a
 // namespace. News are
 // hints: whoever gets them looks at the state, so a lost one (a full socket
 // buffer) costs nothing but is news itself. The kernel queues them before the
@@ -24,9 +27,11 @@ type watch struct {
 	fd   int
 	wake int // eventfd: readable once closed
 	buf  []byte
+	// shaping makes queueing disciplines and filters news.
+	shaping bool
 }
 
-// newWatch must run in the namespace. Of queueing disciplines it hears if told so.
+// newWatch must run in the namespace.
 func newWatch(shaping bool) (*watch, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -34,10 +39,7 @@ func newWatch(shaping bool) (*watch, error) {
 	}
 	group := func(g uint) uint32 { return 1 << (g - 1) }
 	groups := group(unix.RTNLGRP_LINK) | group(unix.RTNLGRP_IPV4_ROUTE) | group(unix.RTNLGRP_IPV6_ROUTE) |
-		group(unix.RTNLGRP_IPV4_IFADDR) | group(unix.RTNLGRP_IPV6_IFADDR)
-	if shaping {
-		groups |= group(unix.RTNLGRP_TC)
-	}
+		group(unix.RTNLGRP_IPV4_IFADDR) | group(unix.RTNLGRP_IPV6_IFADDR) | group(unix.RTNLGRP_TC)
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("subscribe to link and route changes: %w", err)
@@ -47,7 +49,7 @@ func newWatch(shaping bool) (*watch, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("create an eventfd: %w", err)
 	}
-	return &watch{fd: fd, wake: wake, buf: make([]byte, 64<<10)}, nil
+	return &watch{fd: fd, wake: wake, buf: make([]byte, 64<<10), shaping: shaping}, nil
 }
 
 // wait returns when there is news, at the latest after the given time (negative:
@@ -64,9 +66,10 @@ func (w *watch) wait(d time.Duration) (open bool) {
 	return fds[1].Revents == 0
 }
 
-// appeared and vanished are called for devices, in the order of events; anything
-// is whether there was any news at all. Namespace thread only.
-func (w *watch) drain(appeared func(netlink.Link), vanished func(index int)) (anything bool) {
+// appeared and vanished are called for devices, and stripped for those that lost a
+// filter or a qdisc, in the order of events; anything is whether there was any news
+// at all. Namespace thread only.
+func (w *watch) drain(appeared func(netlink.Link), vanished, stripped func(index int)) (anything bool) {
 	for {
 		n, _, err := unix.Recvfrom(w.fd, w.buf, 0)
 		switch {
@@ -78,12 +81,24 @@ func (w *watch) drain(appeared func(netlink.Link), vanished func(index int)) (an
 		case err != nil: // EAGAIN: that is all
 			return anything
 		}
-		anything = true
 		messages, err := syscall.ParseNetlinkMessage(w.buf[:n])
 		if err != nil {
+			anything = true
 			continue
 		}
 		for _, m := range messages {
+			switch m.Header.Type {
+			case unix.RTM_DELTFILTER, unix.RTM_DELQDISC:
+				if len(m.Data) >= sizeofTcmsg {
+					stripped(int(binary.NativeEndian.Uint32(m.Data[4:])))
+				}
+				anything = anything || w.shaping
+				continue
+			case unix.RTM_NEWTFILTER, unix.RTM_NEWQDISC: // every device that appears brings some
+				anything = anything || w.shaping
+				continue
+			}
+			anything = true
 			// Bridges report their ports in a family of their own.
 			if len(m.Data) < unix.SizeofIfInfomsg || m.Data[0] != unix.AF_UNSPEC {
 				continue
@@ -153,12 +168,20 @@ func (b *Backend) follow() {
 func (b *Backend) hear() error {
 	var errs []error
 	anything := b.watch.drain(func(l netlink.Link) {
-		if err := b.attachEarly(l); err != nil {
+		if err := errors.Join(b.keepUp(l), b.attachEarly(l)); err != nil {
 			errs = append(errs, fmt.Errorf("device %s: %w", l.Attrs().Name, err))
 		}
 	}, func(index int) {
 		if b.devices[index] != nil {
 			errs = append(errs, b.detach(index))
+		}
+	}, func(index int) {
+		switch {
+		case b.mode != AttachClsact:
+		case b.devices[index] != nil:
+			errs = append(errs, b.mend(index, b.objects.PodIngress, b.objects.PodEgress))
+		case index == b.pair.stack.Attrs().Index:
+			errs = append(errs, b.mend(index, b.objects.UpcallIngress, nil))
 		}
 	})
 	b.stale = b.stale || anything

@@ -228,6 +228,8 @@ type Backend struct {
 	D     []dataplane.Driver
 	// OnUpdate, if set, is called by Update.
 	OnUpdate func(*classifier.Table, dataplane.Change) (int, error)
+	// OnDrain, if set, is called by Drain.
+	OnDrain func() error
 
 	updates atomic.Int64
 	closed  atomic.Bool
@@ -255,6 +257,14 @@ func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (int, error) {
 		return b.OnUpdate(t, c)
 	}
 	return 0, nil
+}
+
+// Drain implements dataplane.Drainer.
+func (b *Backend) Drain() error {
+	if b.OnDrain != nil {
+		return b.OnDrain()
+	}
+	return nil
 }
 
 // Updates returns how often Update was called.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -42,12 +43,15 @@ type Backend struct {
 	config  Config
 	ns      netns.NsHandle
 	routes  *netlink.Handle
-	table   *kernelTable
 	watch   *watch
 	drivers []*driver
 	tags    *tags
+	ipvs    *ipvs
 
-	mu      sync.Mutex // Stats may be asked for while Update or Close runs
+	background sync.WaitGroup
+
+	mu sync.Mutex // Stats and Learn may be called while Update or Close runs
+	cutter
 	fw      *firewall
 	stats   dataplane.BackendStats
 	losses  *queueLosses
@@ -57,9 +61,10 @@ type Backend struct {
 }
 
 var (
-	_ dataplane.Backend  = (*Backend)(nil)
+	_ dataplane.Learner  = (*Backend)(nil)
 	_ dataplane.Driver   = (*driver)(nil)
 	_ dataplane.Rejecter = (*driver)(nil)
+	_ dataplane.Drainer  = (*Backend)(nil)
 	_ Decider            = (*classifier.Table)(nil)
 )
 
@@ -76,12 +81,12 @@ func New(c Config) (*Backend, error) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	b := &Backend{config: c, ns: netns.None(), tags: &tags{}}
+	b := &Backend{config: c, ns: netns.None(), tags: &tags{}, ipvs: &ipvs{}, cutter: cutter{ledger: newLedger()}}
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("nfqueue: %w", err), b.release())
 	}
 	c.Logger.Info("nfqueue backend ready", "queues", c.Queues, "first_queue", c.QueueNum,
-		"queue_expression", b.fw.features.queueExpr, "fib_expression", b.fw.features.fib, "reject_expression", b.fw.features.reject, "fail_open", c.FailOpen)
+		"queue_expression", b.fw.features.queueExpr, "fib_expression", b.fw.features.fib, "reject_expression", b.fw.features.reject, "anti_spoofing", b.fw.features.back && !c.AllowSpoofing, "fail_open", c.FailOpen)
 	return b, nil
 }
 
@@ -98,6 +103,9 @@ func (b *Backend) open() (err error) {
 		return fmt.Errorf("open route netlink: %w", err)
 	}
 	if b.table, err = openKernelTable(nsFD(b.ns), b.config.Marks.Accept); err != nil {
+		return err
+	}
+	if b.beside, err = openKernelTable(nsFD(b.ns), b.config.Marks.Accept); err != nil {
 		return err
 	}
 	if b.fw, err = openFirewall(b.config, nsFD(b.ns)); err != nil {
@@ -128,12 +136,13 @@ func (b *Backend) open() (err error) {
 }
 
 func (b *Backend) bind() error {
+	b.ipvs.look()
 	for i := range b.config.Queues {
 		d, err := openDriver(b.config, b.config.QueueNum+uint16(i), nsFD(b.ns), b.fw.features)
 		if err != nil {
 			return err
 		}
-		d.tags = b.tags
+		d.tags, d.ipvs = b.tags, b.ipvs
 		b.drivers = append(b.drivers, d)
 	}
 	return nil
@@ -151,8 +160,10 @@ func (b *Backend) release() error {
 	if b.fw != nil {
 		errs = append(errs, b.fw.close())
 	}
-	if b.table != nil {
-		errs = append(errs, b.table.close())
+	for _, table := range []*kernelTable{b.table, b.beside} {
+		if table != nil {
+			errs = append(errs, table.close())
+		}
 	}
 	if b.routes != nil {
 		b.routes.Close()
@@ -186,10 +197,6 @@ func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err 
 	return b.update(t, c)
 }
 
-// fewAddrs is up to how many changed addresses are looked up one by one instead of
-// listing everything (kernelTable.clear has the costs).
-const fewAddrs = 4
-
 // update first brings the sets up to date, then cuts: a connection that becomes
 // subject to policy in between has no accept bit and is judged by the new table.
 func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
@@ -200,24 +207,27 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 	}
 	p := podsOf(t.Selected(), t.Locals(), t.LocalPrefixes())
 	var left int
-	if p.services, left = b.tags.assign(t.Services()); left > 0 {
+	var more bool
+	if p.services, more, left = b.tags.assign(t.Services()); left > 0 {
 		b.config.Logger.Error("policies name more Service ports than can be told apart: toServices does not match the rest", "limit", maxTags, "rest", left)
 	}
 	if err := b.fw.apply(p); err != nil {
 		return 0, fmt.Errorf("nfqueue: %w", err)
 	}
-	addrs, named := c.Touched(fewAddrs)
-	if named && len(addrs) == 0 {
+	if more {
+		b.name()
+	}
+	if addrs, named := c.Touched(fewAddrs); named && len(addrs) == 0 {
 		return 0, nil
 	}
 	own, err := b.ownAddrs()
 	if err != nil {
 		return 0, fmt.Errorf("nfqueue: %w", err)
 	}
-	denied := func(k flow.Key, via flow.Service) bool {
+	b.denied = func(k flow.Key, via flow.Service) bool {
 		// what the node itself opened stays, also from an address the
 		// table does not know.
-		if has(own, k.Src) || !c.Affects(k) {
+		if has(own, k.Src) {
 			return false
 		}
 		if src, dst := t.UnknownLocal(k); !b.config.FailOpen && (src || dst && !has(own, k.Dst)) {
@@ -225,8 +235,8 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 		}
 		return t.LookupVia(k, via).Verdict != classifier.Allow
 	}
-	cut, err = b.table.clear(addrs, denied)
-	if err != nil {
+	concerned := func(k flow.Key, via flow.Service) bool { return c.Affects(k) && b.denied(k, via) }
+	if cut, err = b.cut(c, concerned); err != nil {
 		return cut, fmt.Errorf("nfqueue: %w", err)
 	}
 	return cut, nil
@@ -254,8 +264,9 @@ func (b *Backend) ownAddrs() (map[flow.Addr]struct{}, error) {
 
 // Stats implements dataplane.Backend. Every packet the rules put into a queue is in
 // exactly one of Upcalls, Overflow and, for those that met a queue without
-// listener, Dropped, or Bypassed with FailOpen. Any goroutine may call it; after
-// Close it returns the last totals.
+// listener, Dropped. With FailOpen these, and those that found a queue full, are in
+// Bypassed. Forged packets are Dropped, and were never queued. Any goroutine may
+// call it; after Close it returns the last totals.
 func (b *Backend) Stats() dataplane.BackendStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -292,15 +303,56 @@ func (b *Backend) refresh() {
 		b.unheard = max(b.unheard, queued-known)
 	}
 	b.stats.Bypassed = c[counterBypassed] - b.base[counterBypassed]
+	fates := &b.stats.Fates
+	fates[dataplane.PassAccepted] = b.stats.Bypassed
+	fates[dataplane.FateUpcall] = b.stats.Upcalls + b.stats.Overflow // what waits for a verdict counts when it is read
+	fates[dataplane.DropForged] = c[counterForged] - b.base[counterForged]
+	b.stats.Dropped = fates[dataplane.DropForged]
 	if b.config.FailOpen {
 		b.stats.Bypassed += b.unheard
+		fates[dataplane.PassUnheard] = b.unheard
 	} else {
-		b.stats.Dropped = b.unheard
+		b.stats.Dropped += b.unheard
+		fates[dataplane.DropUnheard] = b.unheard
 	}
 }
 
+// drainPatience bounds Drain.
+const drainPatience = time.Second
+
+// Drain implements dataplane.Drainer: nothing is queued any more. What would be is
+// dropped or, with FailOpen, accepted, and counted as met by no listener.
+func (b *Backend) Drain() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	if err := b.fw.stopQueueing(); err != nil {
+		return fmt.Errorf("nfqueue: %w", err)
+	}
+	// A packet that met the rules as they were may still be on its way into the
+	// queue: only the second look counts.
+	var waiting uint64
+	for empty, deadline := 0, time.Now().Add(drainPatience); empty < 2; time.Sleep(time.Millisecond) {
+		var err error
+		if waiting, _, err = b.losses.read(); err != nil {
+			return fmt.Errorf("nfqueue: %w", err)
+		}
+		empty++
+		if waiting > 0 {
+			empty = 0
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("nfqueue: %d packets still wait for a verdict after %v", waiting, drainPatience)
+		}
+	}
+	b.refresh() // the kernel forgets what a queue has lost when it is closed
+	return nil
+}
+
 // Close implements dataplane.Backend. Packets that wait for a verdict are
-// dropped. With FailOpen the table is removed; otherwise it stays, drops new
+// dropped: see Drain. With FailOpen the table is removed; otherwise it stays, drops new
 // connections of the selected pods and passes accepted ones until the next New.
 // Further calls do nothing.
 func (b *Backend) Close() error {
@@ -315,7 +367,8 @@ func (b *Backend) Close() error {
 	if b.config.FailOpen {
 		err = b.fw.remove()
 	}
-	b.mu.Unlock() // the watch may be waiting for it, to see that we are closed
+	b.mu.Unlock() // the watch and the background may be waiting for it, to see that we are closed
+	b.background.Wait()
 	return errors.Join(err, b.release())
 }
 
@@ -353,7 +406,7 @@ func Cleanup(m Marks) error {
 	if err := fw.remove(); err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
-	if _, err := table.clear(nil, func(flow.Key, flow.Service) bool { return true }); err != nil {
+	if _, err := table.clear(nil, func(*entry, flow.Key, bool) bool { return true }); err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
 	}
 	return nil

@@ -11,7 +11,8 @@ import (
 // backend owns. Both are single bits; nothing else on the node may set them.
 type Marks struct {
 	// Accept, in a packet mark: this packet was judged and passes. In a
-	// connection mark: every packet of the connection passes.
+	// connection mark: every packet of the connection passes. In the mark of a
+	// queued packet: an ICMP error about a connection the kernel knows.
 	Accept uint32
 	// Reply, in the mark of a queued packet: it travels against the direction
 	// its connection was opened in. Together with Accept: the packet is refused.
@@ -45,15 +46,25 @@ type Config struct {
 	// practice; a longer chain of extension headers is judged as truncated.
 	MaxPacketLen uint32
 	// QueueLen is how many packets wait in the kernel per queue; one more is
-	// dropped and counted as overflow. 0 = 8192.
+	// dropped and counted as overflow, or passed and counted as bypassed (FailOpen). 0 = 8192.
 	QueueLen uint32
 	// ReadBuffer is the receive buffer per queue in bytes. 0 = 8 MiB.
 	ReadBuffer int
-	// FailOpen lets new connections pass unjudged while no daemon runs. A full
-	// queue drops in any case: overload must not switch a policy off.
+	// FailOpen lets packets that would have to be judged pass while no daemon runs,
+	// and when a queue is full: whoever can fill it switches the policy off.
 	FailOpen bool
+	// AllowSpoofing lets packets be judged by a source address their sender cannot
+	// have. Without it they are dropped, where the kernel has "fib".
+	AllowSpoofing bool
 	// Marks; the zero value means DefaultMarks.
 	Marks Marks
+	// FastMark is a packet mark bit of a fast path in front, 0 if there is none. It
+	// is on every packet of a connection the fast path knows; with Marks.Accept on
+	// those that userspace has just judged, which accept the connection, and alone
+	// on the others, which pass and accept nothing. A fast path that sets
+	// Marks.Accept by itself works, too, but then every change of policy walks the
+	// kernel's table of connections.
+	FastMark uint32
 	// Logger; nil discards.
 	Logger *slog.Logger
 }
@@ -93,6 +104,9 @@ func (c Config) complete() (Config, error) {
 		errs = append(errs, fmt.Errorf("read buffer %d: want a number of bytes", c.ReadBuffer))
 	}
 	errs = append(errs, c.Marks.validate())
+	if ours := c.Marks.Accept | c.Marks.Reply; c.FastMark&(c.FastMark-1) != 0 || c.FastMark&ours != 0 {
+		errs = append(errs, fmt.Errorf("fast mark %#x: want a single bit that is neither accept %#x nor reply %#x, or none", c.FastMark, c.Marks.Accept, c.Marks.Reply))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return c, fmt.Errorf("nfqueue configuration: %w", err)
 	}

@@ -1,13 +1,10 @@
 package nfqueue
 
 import (
+	"bytes"
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"net/netip"
-	"slices"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -19,6 +16,9 @@ import (
 const (
 	msgCtNew = unix.NFNL_SUBSYS_CTNETLINK << 8   // IPCTNL_MSG_CT_NEW, 0
 	msgCtGet = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1 // IPCTNL_MSG_CT_GET
+
+	msgExpStats    = unix.NFNL_SUBSYS_CTNETLINK_EXP<<8 | 3 // IPCTNL_MSG_EXP_GET_STATS_CPU, Linux 3.5
+	ctaStatsExpNew = 1
 
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
@@ -33,6 +33,7 @@ const (
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
+	ctaTupleZone  = 3
 
 	ctaIPv4Src = 1
 	ctaIPv4Dst = 2
@@ -50,28 +51,6 @@ const (
 	ctaICMPv6Code   = 9
 )
 
-// clearBatch is how many connections one message to the kernel changes. The
-// answers must fit the receive buffer.
-const clearBatch = 128
-
-// kernelTable is the kernel's connection table of one namespace.
-type kernelTable struct {
-	conn *netlink.Conn
-	bit  uint32 // the accept bit
-}
-
-func openKernelTable(nsFD int, accept uint32) (*kernelTable, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: nsFD})
-	if err != nil {
-		return nil, fmt.Errorf("open conntrack netlink: %w", err)
-	}
-	// A dump waits for its reader, so the size is about speed only.
-	_ = conn.SetReadBuffer(1 << 20)
-	return &kernelTable{conn: conn, bit: accept}, nil
-}
-
-func (k *kernelTable) close() error { return k.conn.Close() }
-
 // connection is what names an entry to the kernel.
 type connection struct {
 	family byte
@@ -79,145 +58,50 @@ type connection struct {
 	zone   []byte // payload of CTA_ZONE, empty in the default zone
 }
 
-// clear takes the accept bit from every connection for which denied returns
-// true, and returns how many those were. The key is in the direction the
-// connection was opened, the destination as it is after DNAT and the source as
-// it was before SNAT: what the forward hook saw. The Service is where it was opened
-// to, if that was translated.
-//
-// Only connections with one of the addresses at either end are looked at; nil
-// means all. An address costs two walks of the kernel's table: some 10 ms each
-// where it has 262,144 buckets, however few connections are in them. Listing costs
-// one walk and 4 µs per accepted connection.
-//
-// The walk holds no lock. An entry that is added while it runs was judged by
-// whoever judges now.
-func (k *kernelTable) clear(addrs []flow.Addr, denied func(flow.Key, flow.Service) bool) (int, error) {
-	if addrs == nil {
-		return k.clearFound(dumpFilter{}, denied)
+// appendName appends the beginning of a message about the connection.
+func (c *connection) appendName(b []byte) []byte {
+	b = append(b, c.family, unix.NFNETLINK_V0, 0, 0)
+	b = appendAttr(b, ctaTupleOrig|unix.NLA_F_NESTED, c.orig)
+	if len(c.zone) != 0 {
+		b = appendAttr(b, ctaZone, c.zone)
 	}
-	var n int
-	for _, a := range addrs {
-		// The two ends of a key: see entry.key. What the first walk finds and
-		// clears the second does not find again.
-		for _, end := range []uint16{ctaTupleOrig, ctaTupleReply} {
-			cleared, err := k.clearFound(sourceIs(end, a.Netip()), denied)
-			n += cleared
-			if err != nil {
-				return n, err
-			}
-		}
-	}
-	return n, nil
+	return b
 }
 
-func (k *kernelTable) clearFound(filter dumpFilter, denied func(flow.Key, flow.Service) bool) (int, error) {
-	victims, err := k.find(filter, denied)
-	if err != nil {
-		return 0, err
+// named returns the two names the kernel's table may have for the connection of a
+// nameable key.
+func named(k flow.Key) [2]connection {
+	family := byte(unix.AF_INET)
+	if !k.Src.Is4() {
+		family = unix.AF_INET6
 	}
-	var n int
-	for part := range slices.Chunk(victims, clearBatch) {
-		cleared, err := k.clearMarks(part)
-		n += cleared
-		if err != nil {
-			return n, err
-		}
-	}
-	return n, nil
+	return [2]connection{{family: family, orig: appendTuple(nil, k)}, {family: family, orig: appendTuple(nil, k.Reverse())}}
 }
 
-// dumpFilter limits a dump; the zero value does not.
-type dumpFilter struct {
-	family byte
-	attrs  []byte
+// nameable reports whether the kernel's table has a connection under what its key
+// says.
+func nameable(k *flow.Key) bool {
+	return k.Proto.HasPorts() || (k.Proto == flow.ICMP || k.Proto == flow.ICMPv6) && isEcho(k.Proto, uint8(k.DstPort>>8))
 }
 
-// sourceIs limits a dump to connections of which the tuple, CTA_TUPLE_ORIG or
-// CTA_TUPLE_REPLY, has the source address.
-func sourceIs(tuple uint16, addr netip.Addr) dumpFilter {
-	family, typ, flags := byte(unix.AF_INET), uint16(ctaIPv4Src), uint16(ctaFilterOrig)
-	if addr.Is6() {
-		family, typ = unix.AF_INET6, ctaIPv6Src
+// appendTuple appends the payload of CTA_TUPLE_ORIG for a nameable key.
+func appendTuple(b []byte, k flow.Key) []byte {
+	src, dst := uint16(ctaIPv6Src), uint16(ctaIPv6Dst)
+	id, typ, code := uint16(ctaICMPv6ID), uint16(ctaICMPv6Type), uint16(ctaICMPv6Code)
+	from, to := k.Src[:], k.Dst[:]
+	if k.Src.Is4() {
+		src, dst, id, typ, code, from, to = ctaIPv4Src, ctaIPv4Dst, ctaICMPID, ctaICMPType, ctaICMPCode, from[12:], to[12:]
 	}
-	if tuple == ctaTupleReply {
-		flags = ctaFilterReply
+	var nested [40]byte
+	b = appendAttr(b, ctaTupleIP|unix.NLA_F_NESTED, appendAttr(appendAttr(nested[:0], src, from), dst, to))
+	proto := appendAttr(nested[:0], ctaProtoNum, []byte{byte(k.Proto)})
+	if k.Proto.HasPorts() {
+		proto = appendAttr16(appendAttr16(proto, ctaProtoSrcPort, k.SrcPort), ctaProtoDstPort, k.DstPort)
+	} else {
+		proto = appendAttr16(proto, id, k.SrcPort)
+		proto = appendAttr(appendAttr(proto, typ, []byte{byte(k.DstPort >> 8)}), code, []byte{byte(k.DstPort)})
 	}
-	ip := appendAttr(nil, typ, addr.AsSlice())
-	b := appendAttr(nil, tuple|unix.NLA_F_NESTED, appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, ip))
-	// The flags are the one number in host byte order.
-	return dumpFilter{family, appendAttr(b, ctaFilter|unix.NLA_F_NESTED, appendAttr(nil, flags, host32(filterSrc)))}
-}
-
-// find dumps the connections with the accept bit; the kernel does the filtering,
-// by mark and by the filter.
-func (k *kernelTable) find(filter dumpFilter, denied func(flow.Key, flow.Service) bool) ([]connection, error) {
-	data := append([]byte{filter.family, unix.NFNETLINK_V0, 0, 0}, filter.attrs...)
-	data = appendAttr32(data, ctaMark, k.bit)
-	data = appendAttr32(data, ctaMarkMask, k.bit)
-	_, err := k.conn.Send(netlink.Message{
-		Header: netlink.Header{Type: msgCtGet, Flags: netlink.Request | netlink.Dump},
-		Data:   data,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list the kernel's connections: %w", err)
-	}
-	var victims []connection
-	for m, err := range k.conn.ReceiveIter() {
-		if err != nil {
-			return nil, fmt.Errorf("list the kernel's connections: %w", err)
-		}
-		e, ok := parseConnection(m.Data)
-		if !ok || e.mark&k.bit == 0 {
-			continue
-		}
-		key, ok := e.key()
-		if ok && !denied(key, e.via()) {
-			continue
-		}
-		// A connection we cannot read is a connection we cannot allow.
-		victims = append(victims, connection{m.Data[0], slices.Clone(e.rawOrig), slices.Clone(e.rawZone)})
-	}
-	return victims, nil
-}
-
-// clearMarks takes the accept bit from the given connections, all others bits of
-// the mark stay. Connections that are gone by now are not counted.
-func (k *kernelTable) clearMarks(conns []connection) (int, error) {
-	msgs := make([]netlink.Message, 0, len(conns))
-	for _, c := range conns {
-		data := []byte{c.family, unix.NFNETLINK_V0, 0, 0}
-		data = appendAttr(data, ctaTupleOrig|unix.NLA_F_NESTED, c.orig)
-		if len(c.zone) != 0 {
-			data = appendAttr(data, ctaZone, c.zone)
-		}
-		// mark = (mark & ^mask) ^ value
-		data = appendAttr32(data, ctaMark, 0)
-		data = appendAttr32(data, ctaMarkMask, k.bit)
-		msgs = append(msgs, netlink.Message{
-			// Without the create flag this changes an entry or fails.
-			Header: netlink.Header{Type: msgCtNew, Flags: netlink.Request | netlink.Acknowledge},
-			Data:   data,
-		})
-	}
-	if _, err := k.conn.SendMessages(msgs); err != nil {
-		return 0, fmt.Errorf("cut connections: %w", err)
-	}
-	var n int
-	var errs []error
-	for range msgs {
-		switch _, err := k.conn.Receive(); {
-		case err == nil:
-			n++
-		case errors.Is(err, unix.ENOENT):
-		default:
-			errs = append(errs, err)
-		}
-	}
-	if len(errs) != 0 {
-		return n, fmt.Errorf("cut connections: %d of %d failed: %w", len(errs), len(msgs), errs[0])
-	}
-	return n, nil
+	return appendAttr(b, ctaTupleProto|unix.NLA_F_NESTED, proto)
 }
 
 // tuple is one direction of a connection as the kernel sees it.
@@ -227,15 +111,25 @@ type tuple struct {
 	id               uint16 // ICMP
 	typ, code        uint8  // ICMP
 	proto            flow.Proto
+	zoned            bool // the direction has a zone of its own
 }
 
 // entry is the part of a connection table entry we look at. The raw parts point
 // into the message.
 type entry struct {
+	family      byte
 	orig, reply tuple
 	mark        uint32
+	zoned       bool // in another zone than the default one, in one direction at least
 	rawOrig     []byte
 	rawZone     []byte
+}
+
+// clone returns a copy that does not point into the message.
+func (e *entry) clone() entry {
+	c := *e
+	c.rawOrig, c.rawZone = bytes.Clone(e.rawOrig), bytes.Clone(e.rawZone)
+	return c
 }
 
 // key returns the flow of the entry, see clear; false if it cannot be read.
@@ -264,6 +158,11 @@ func (e *entry) via() flow.Service {
 	return flow.Service{Addr: flow.AddrFrom(e.orig.dst), Port: e.orig.dstPort}
 }
 
+// shows reports whether the original tuple has the same ends as the key of the entry.
+func (e *entry) shows(k *flow.Key) bool {
+	return e.orig.dst == e.reply.src && (!k.Proto.HasPorts() || e.orig.dstPort == e.reply.srcPort)
+}
+
 // isEcho reports whether a type's identifier is part of a flow key.
 func isEcho(p flow.Proto, typ uint8) bool {
 	if p == flow.ICMP {
@@ -277,6 +176,7 @@ func parseConnection(data []byte) (e entry, ok bool) {
 	if len(data) < 4 {
 		return e, false
 	}
+	e.family = data[0]
 	for typ, val := range attrs(data[4:]) {
 		switch typ {
 		case ctaTupleOrig:
@@ -288,9 +188,10 @@ func parseConnection(data []byte) (e entry, ok bool) {
 				e.mark = binary.BigEndian.Uint32(val)
 			}
 		case ctaZone:
-			e.rawZone = val
+			e.rawZone, e.zoned = val, true
 		}
 	}
+	e.zoned = e.zoned || e.orig.zoned || e.reply.zoned
 	return e, e.rawOrig != nil
 }
 
@@ -324,6 +225,8 @@ func parseTuple(data []byte) (t tuple) {
 					t.code = uint8(num(val))
 				}
 			}
+		case ctaTupleZone:
+			t.zoned = true
 		}
 	}
 	return t
@@ -365,6 +268,10 @@ func appendAttr(b []byte, typ uint16, val []byte) []byte {
 		b = append(b, 0)
 	}
 	return b
+}
+
+func appendAttr16(b []byte, typ, v uint16) []byte {
+	return appendAttr(b, typ, []byte{byte(v >> 8), byte(v)})
 }
 
 func appendAttr32(b []byte, typ uint16, v uint32) []byte {

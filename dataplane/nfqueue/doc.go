@@ -3,13 +3,17 @@
 // defragmentation, and keep the rest of the connection to itself.
 //
 //	                           table inet tierwall
-//	forward ─► ct mark has the accept bit? ─ yes ─► accept (counter "bypassed")
+//	forward ─► fast mark of a fast path in front? ─► accept
+//	           ct mark has the accept bit? ─ yes ─► accept (counter "bypassed")
 //	           packet mark has it? ───────── yes ─► passed: ct mark |= accept bit,
 //	             │ no                        ▲              our packet mark bits cleared
 //	             ▼                           │
 //	           address in @selected, or in   │ verdict "repeat" with the accept bit:
 //	           @local and not in @free? no ──┼─► accept      once more from the start
 //	             │ yes                       │
+//	             ▼                           │
+//	           arrived: forged? ─ yes ──► drop (counter "forged")
+//	             │ no                        │
 //	             ▼                           │
 //	           judge: reply bit if "ct direction reply" ─► NFQUEUE ─► Driver ─► Worker
 //
@@ -44,7 +48,23 @@
 // to Services (rule.PeerService) by where it was opened to. The original destination
 // comes with the packet as a tag in its priority, for the Services that rules name
 // (services.go); that takes Linux 5.18. On older kernels rules to Services match
-// nothing here. Update reads the original destination from the kernel's table.
+// nothing here.
+//
+// # Changes of policy
+//
+// Update takes the accept bit from the connections the new table denies. The kernel
+// has no way to find these but to walk its whole table, which takes tens of
+// milliseconds. So the Backend keeps a list of what it marked (ledger.go): from the
+// packets workers judged, of which the engine tells it (dataplane.Learner), and from a
+// walk where it does not know. An update asks the list, and the kernel for what is
+// denied, by name:
+//
+//	destination not translated, zone 0     the ends the packet showed
+//	translated, the one connection told    the ends an answer shows
+//	source replaced, zones, doubts         a walk for one of its addresses
+//
+// The list is not complete in the first seconds, and after more was accepted in half a
+// second than a worker's table holds: then an update walks as if there were none.
 //
 // # Refusals
 //
@@ -64,9 +84,9 @@
 //   - With FailOpen unset nothing opens when the process stops, dies or is slow:
 //     new connections of selected pods are dropped by the kernel, accepted ones
 //     keep flowing.
-//   - After Update returned, no connection that the new table denies carries the
-//     accept bit. Update looks up the connections of a few changed addresses, and
-//     walks all of them where the change is wider.
+//   - After Update returned, no connection in the kernel's table that the new table
+//     denies carries the accept bit. One that gets there later, because its first
+//     packet was held in somebody else's queue, loses it within half a second.
 //   - If other software changes or deletes the table, it is put back within
 //     milliseconds, and counted (BackendStats.Restored). In between the node is
 //     open, and packets that wait in a queue are lost; what passed is judged by
@@ -89,17 +109,18 @@
 //     a socket of its own (another backend's answers) must carry Marks.Accept in
 //     the packet mark (SO_MARK): the output hook lets them pass and does not mark
 //     the connection.
-//   - With the AF_XDP fast path in front, forget its flows before calling Update:
-//     a packet it passes with the accept bit marks the connection again.
+//   - With the AF_XDP fast path in front, forget its flows before calling Update, and
+//     set Config.FastMark: a packet that the fast path passes with the accept bit
+//     marks the connection, with the fast mark alone it does not.
 //   - A connection that a conntrack helper expects (the data connection of FTP)
-//     inherits the mark of its parent and passes with it. Helpers act only where
-//     somebody assigns them.
+//     inherits the mark of its parent and passes with it until policy changes. Helpers
+//     act only where somebody assigns them.
 //   - Traffic between two pods on one Linux bridge meets the forward hook only
 //     with net.bridge.bridge-nf-call-iptables=1. IPVS moves packets between hooks
 //     before DNAT is visible; egress to a Service is then judged by its virtual
 //     address, which suits rules to Services and no others.
 //
-// Not concurrent: Backend's methods belong to one goroutine, a Driver's to its
-// worker's, except Close. Everything happens in the network namespace of the
+// Not concurrent: Backend's methods belong to one goroutine, but Stats and Learn, a
+// Driver's to its worker's, but Close. Everything happens in the network namespace of the
 // thread that called New, whatever thread is used later.
 package nfqueue

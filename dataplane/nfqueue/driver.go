@@ -33,12 +33,14 @@ type driver struct {
 	queue   uint16
 	marks   Marks
 	rejects bool // the ruleset has a place for refused packets
+	names   bool // the ruleset tells whose name is another one
 	log     *slog.Logger
 
 	nf     *nfq.Nfqueue
 	raw    syscall.RawConn // keeps the descriptor valid while it is used
 	cancel context.CancelFunc
 	tags   *tags
+	ipvs   *ipvs
 	wake   *os.File      // eventfd that ends a waiting Recv
 	done   chan struct{} // closed by Close
 	close  sync.Once
@@ -69,22 +71,26 @@ type origin struct {
 }
 
 func openDriver(c Config, num uint16, nsFD int, f features) (*driver, error) {
+	// Without the GSO flag the kernel cuts large packets into wire size ones
+	// before queueing: many upcalls for one connection.
+	flags := uint32(nfq.NfQaCfgFlagGSO)
+	if c.FailOpen {
+		flags |= nfq.NfQaCfgFlagFailOpen // where the queue is full; without a listener: queue
+	}
 	nf, err := nfq.Open(&nfq.Config{
 		NetNS:        nsFD,
 		NfQueue:      num,
 		MaxQueueLen:  c.QueueLen,
 		MaxPacketLen: c.MaxPacketLen,
 		Copymode:     nfq.NfQnlCopyPacket,
-		// Without the GSO flag the kernel cuts large packets into wire size ones
-		// before queueing: many upcalls for one connection.
-		Flags:    nfq.NfQaCfgFlagGSO,
-		AfFamily: unix.AF_UNSPEC,
+		Flags:        flags,
+		AfFamily:     unix.AF_UNSPEC,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open queue %d: %w", num, err)
 	}
 	d := newDriver(c, num)
-	d.nf, d.rejects = nf, f.reject
+	d.nf, d.rejects, d.names = nf, f.reject, f.priority
 	if err := d.bind(c); err != nil {
 		if d.cancel != nil {
 			d.cancel()
@@ -106,7 +112,7 @@ func openDriver(c Config, num uint16, nsFD int, f features) (*driver, error) {
 // newDriver returns a driver without a socket.
 func newDriver(c Config, num uint16) *driver {
 	d := &driver{
-		queue: num, marks: c.Marks, tags: &tags{}, log: c.Logger, done: make(chan struct{}),
+		queue: num, marks: c.Marks, tags: &tags{}, ipvs: &ipvs{}, log: c.Logger, done: make(chan struct{}),
 		in:  newInbox(int(c.MaxPacketLen) + messageSlack),
 		out: make([]byte, 0, dataplane.BatchSize*verdictMaxLen),
 	}
@@ -240,12 +246,16 @@ func (d *driver) fill(b *dataplane.Batch, q *queued) {
 	d.ids[b.N] = q.id
 	b.Packets[b.N] = dataplane.Packet{
 		Frame: q.payload, Length: q.length, ID: q.id, Device: q.device,
-		Reply:  q.mark&d.marks.Reply != 0,
-		Final:  true,
-		ToHost: q.hook == unix.NF_INET_LOCAL_IN,
+		Reply:   q.mark&d.marks.Reply != 0,
+		Related: q.mark&d.marks.Accept != 0,
+		Final:   true,
+		ToHost:  q.hook == unix.NF_INET_LOCAL_IN,
 	}
+	p := &b.Packets[b.N]
+	// What IPVS translates passes the output hook, and comes back as an answer.
+	p.Plain = d.names && q.hook != unix.NF_INET_LOCAL_OUT && !(p.Reply && d.ipvs.Load())
 	if isTag(q.prio) {
-		b.Packets[b.N].Service = d.tags.service(q.prio)
+		p.Plain, p.Service = false, d.tags.service(q.prio)
 	}
 	b.N++
 }

@@ -180,7 +180,10 @@ func (f *firewall) probe() error {
 		}
 	}
 	f.features.fib = try(sourceIsLocal()) == nil
+	f.features.back = try(noWayBack()) == nil
 	f.features.reject = try(reject(unix.NFT_REJECT_TCP_RST, 0)) == nil
+	f.features.zones = try(ctZoned()) == nil
+	f.features.priority = kernelAtLeast(5, 18)
 	return nil
 }
 
@@ -216,6 +219,24 @@ func (f *firewall) open() error {
 	return f.install()
 }
 
+// stopQueueing puts a rule in front of those that queue. It is added to a chain
+// without a hook: where a hook goes, what waits in the queues goes with it.
+func (f *firewall) stopQueueing() error {
+	kind := expr.VerdictDrop
+	if f.config.FailOpen {
+		kind = expr.VerdictAccept
+	}
+	f.conn.InsertRule(&nftables.Rule{
+		Table: f.table, Chain: &nftables.Chain{Name: chainJudge, Table: f.table},
+		Exprs:    join(count(counterQueued), verdict(kind)),
+		UserData: userdata.AppendString(nil, userdata.TypeComment, "nobody will be there to ask"),
+	})
+	if err := f.conn.Flush(); err != nil {
+		return fmt.Errorf("stop queueing: %w", err)
+	}
+	return nil
+}
+
 // create replaces the table; nothing is changed on error, but that rules to Services
 // may have no effect. The counters go on.
 func (f *firewall) create(p pods) error {
@@ -233,7 +254,7 @@ func (f *firewall) create(p pods) error {
 	if err := f.change(t, noPods(), p); err != nil {
 		return err
 	}
-	for _, name := range []string{counterBypassed, counterQueued} {
+	for _, name := range []string{counterBypassed, counterQueued, counterForged} {
 		f.conn.AddObj(&nftables.CounterObj{Table: t, Name: name, Packets: f.counted[name]})
 	}
 	for _, c := range ruleset(f.config, f.features) {

@@ -53,6 +53,7 @@ type question struct {
 	key     flow.Key
 	reply   bool
 	allowed bool
+	plain   bool
 	problem packet.Problem
 }
 
@@ -125,7 +126,7 @@ func (j *judge) decide(b *dataplane.Batch, d dataplane.Driver) {
 			length = len(p.Frame)
 		}
 		p.Problem = packet.ParseIPSnap(p.Frame, length, &p.Headers)
-		q := question{key: p.Headers.Key, reply: p.Reply, problem: p.Problem}
+		q := question{key: p.Headers.Key, reply: p.Reply, plain: p.Plain, problem: p.Problem}
 		if p.Reply {
 			q.key = q.key.Reverse()
 		}

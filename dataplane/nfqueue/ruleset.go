@@ -2,6 +2,7 @@ package nfqueue
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -23,8 +24,11 @@ const (
 	setLocal    = "local"
 	setFree     = "free"
 
+	chainJudge = "judge" // queues
+
 	counterBypassed = "bypassed"
 	counterQueued   = "queued"
+	counterForged   = "forged"
 )
 
 // Hook priorities. We judge after everyone's filter chains (priority 0), so that
@@ -40,6 +44,9 @@ type features struct {
 	queueExpr bool // native nft "queue", else xtables NFQUEUE
 	fib       bool // "fib saddr type local", else the output hook asks userspace
 	reject    bool // nft "reject": the kernel tells the sender, else nobody does
+	back      bool // "fib saddr . iif": finds out who may have sent a packet
+	zones     bool // nft "ct zone": without it there are no zones
+	priority  bool // the queue tells a packet's priority, see services.go
 	// gate drops what would be queued. It holds traffic off while queues are
 	// bound.
 	gate bool
@@ -84,8 +91,19 @@ func ruleset(c Config, f features) []chain {
 			ruleSpec{"the node's own traffic to its pods passes", join(sourceIsLocal(), verdict(expr.VerdictAccept))},
 		)
 	}
-	own = append(own, ruleSpec{"sent on behalf of somebody else", gotoChain("judge")})
-	mine := []ruleSpec{remember, forget}
+	own = append(own, ruleSpec{"sent on behalf of somebody else", gotoChain(chainJudge)})
+	mine := []ruleSpec{{remember.comment, setCtMark(accept)}, forget}
+	var first []ruleSpec // of what a fast path in front has passed
+	if fast := c.FastMark; fast != 0 {
+		first = []ruleSpec{{"the fast path knows it", join(markIs(accept|fast, fast), verdict(expr.VerdictAccept))}}
+		// The fast path judges packets, and neither sees whose error one is nor in
+		// which zone.
+		aside := []ruleSpec{{"what is about a connection does not accept it", join(markHas(fast), ctRelated(), setMark(^ours, 0), verdict(expr.VerdictAccept))}}
+		if f.zones {
+			aside = append(aside, ruleSpec{"nor does what may have another's name", join(markHas(fast), ctZoned(), setMark(^ours, 0), verdict(expr.VerdictAccept))})
+		}
+		mine = append(aside, mine...)
+	}
 	var chains []chain
 	if f.reject {
 		chains = append(chains, refuse())
@@ -95,29 +113,28 @@ func ruleset(c Config, f features) []chain {
 		// Filled by addServiceRules.
 		{name: chainService + ipv4.suffix},
 		{name: chainService + ipv6.suffix},
-		{name: "judge", rules: []ruleSpec{
-			{"bits of other software are no verdict", setMark(^ours, 0)},
-			{"nor is a priority like ours a Service", join(priorityIsTag(), setPriority(0))},
-			{"tell userspace which Service it was, IPv4", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV4), jumpChain(chainService+ipv4.suffix))},
-			{"tell userspace which Service it was, IPv6", join(ctDNAT(), protocolIs(unix.NFPROTO_IPV6), jumpChain(chainService+ipv6.suffix))},
-			{"tell userspace the direction", join(ctDirection(reply), setMark(^uint32(0), c.Marks.Reply))},
-			{"ask userspace", join(count(counterQueued), queue(c, f))},
+		{name: "translated", rules: []ruleSpec{
+			{"tell userspace that the kernel has it under another name", setPriority(tagValue)},
+			{"and which Service that is, IPv4", join(protocolIs(unix.NFPROTO_IPV4), gotoChain(chainService+ipv4.suffix))},
+			{"IPv6", gotoChain(chainService + ipv6.suffix)},
 		}},
+		{name: chainJudge, rules: judgeRules(c, f)},
+		{name: "arrived", rules: arrived(c, f)},
 		{name: "own", rules: own},
 		{name: "passed", rules: mine},
 	}...)
 	for _, v := range []family{ipv4, ipv6} {
 		chains = append(chains,
 			chain{name: "forward" + v.suffix, rules: []ruleSpec{
-				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("judge"))},
-				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("judge"))},
-				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("judge"))},
-				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), gotoChain("judge"))},
+				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("arrived"))},
+				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("arrived"))},
+				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("arrived"))},
+				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), gotoChain("arrived"))},
 			}},
 			chain{name: "input" + v.suffix, rules: []ruleSpec{
-				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("judge"))},
+				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("arrived"))},
 				// A bridge gives the node itself an address among its pods'.
-				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), notLoopback(), gotoChain("judge"))},
+				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), notLoopback(), gotoChain("arrived"))},
 			}},
 			chain{name: "output" + v.suffix, rules: []ruleSpec{
 				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("own"))},
@@ -132,16 +149,16 @@ func ruleset(c Config, f features) []chain {
 		}
 	}
 	return append(chains,
-		chain{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: append([]ruleSpec{
+		chain{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: slices.Concat(first, []ruleSpec{
 			known, passed,
 			// Between ports of a bridge, where bridge-nf-call-ip6tables is on: routing
 			// takes one off the hop limit before this hook.
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
-		}, perFamily("forward")...)},
-		chain{name: "input", hook: nftables.ChainHookInput, priority: priorityJudge, rules: append([]ruleSpec{
+		}, perFamily("forward"))},
+		chain{name: "input", hook: nftables.ChainHookInput, priority: priorityJudge, rules: slices.Concat(first, []ruleSpec{
 			known, passed,
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
-		}, perFamily("input")...)},
+		}, perFamily("input"))},
 		chain{name: "output", hook: nftables.ChainHookOutput, priority: priorityJudge, rules: append([]ruleSpec{
 			{"refusals pass and do not accept the connection they refuse", join(markHas(accept), setMark(^ours, 0), verdict(expr.VerdictAccept))},
 			{"accepted connection", join(ctMarkHas(accept), verdict(expr.VerdictAccept))},
@@ -149,6 +166,41 @@ func ruleset(c Config, f features) []chain {
 		// A packet judged in the output hook cannot take it again with the accept
 		// bit: there the bit means a refusal.
 		chain{name: "output-save", hook: nftables.ChainHookOutput, priority: prioritySave, rules: []ruleSpec{remember, forget}},
+	)
+}
+
+// arrived is for packets to be judged that came from outside this host. Policy goes
+// by addresses, so one that its sender cannot have makes no sense to judge: the
+// node's own, from which everything is allowed, and which IPv6 routing takes
+// from anybody; and one of this node's pods on another way than back to that pod.
+func arrived(c Config, f features) (rules []ruleSpec) {
+	forged := func(match []expr.Any) []expr.Any { return join(match, count(counterForged), verdict(expr.VerdictDrop)) }
+	if f.fib && !c.AllowSpoofing {
+		rules = append(rules, ruleSpec{"forged: the node's own address", forged(join(notLoopback(), sourceIsLocal()))})
+	}
+	if f.back && !c.AllowSpoofing {
+		for _, v := range []family{ipv4, ipv6} {
+			rules = append(rules, ruleSpec{"forged: a local pod's address, from elsewhere", forged(join(v.is(), v.load(src), v.in(setLocal), noWayBack()))})
+		}
+	}
+	return append(rules, ruleSpec{"ask", gotoChain(chainJudge)})
+}
+
+// judgeRules prepare a packet for userspace.
+func judgeRules(c Config, f features) []ruleSpec {
+	rules := []ruleSpec{
+		{"bits of other software are no verdict", setMark(^(c.Marks.Accept | c.Marks.Reply), 0)},
+		{"nor is a priority like ours a name", join(priorityIsTag(), setPriority(0))},
+	}
+	if f.zones {
+		rules = append(rules, ruleSpec{"a zone is part of a name", join(ctZoned(), setPriority(tagValue))})
+	}
+	return append(rules,
+		ruleSpec{"translated", join(ctDNAT(), jumpChain("translated"))},
+		ruleSpec{"tell userspace the direction", join(ctDirection(reply), setMark(^uint32(0), c.Marks.Reply))},
+		ruleSpec{"tell userspace that an error is about a connection", join(ctRelated(), transportIs(unix.IPPROTO_ICMP), setMark(^uint32(0), c.Marks.Accept))},
+		ruleSpec{"tell userspace that an error is about a connection", join(ctRelated(), transportIs(unix.IPPROTO_ICMPV6), setMark(^uint32(0), c.Marks.Accept))},
+		ruleSpec{"ask userspace", join(count(counterQueued), queue(c, f))},
 	)
 }
 
@@ -196,6 +248,14 @@ func (v family) load(s side) []expr.Any {
 		load.Offset += load.Len
 	}
 	return []expr.Any{load}
+}
+
+// is matches packets of the family.
+func (v family) is() []expr.Any {
+	if v == ipv4 {
+		return protocolIs(unix.NFPROTO_IPV4)
+	}
+	return protocolIs(unix.NFPROTO_IPV6)
 }
 
 func (v family) in(set string) []expr.Any {
@@ -284,6 +344,11 @@ func ctRelated() []expr.Any {
 	return []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: reg1}, masked(expr.CtStateBitRELATED, 0), compare(expr.CmpOpNeq, host32(0))}
 }
 
+// ctZoned matches packets of a connection in another zone than the default one.
+func ctZoned() []expr.Any {
+	return []expr.Any{&expr.Ct{Key: expr.CtKeyZONE, Register: reg1}, compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint16(nil, 0))}
+}
+
 // tcpReset matches TCP segments that only end something (RFC 9293 §3.1).
 func tcpReset() []expr.Any {
 	return join(transportIs(unix.IPPROTO_TCP), []expr.Any{
@@ -319,6 +384,15 @@ func sourceIsLocal() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: reg1, FlagSADDR: true, ResultADDRTYPE: true},
 		compare(expr.CmpOpEq, host32(fibLocal)),
+	}
+}
+
+// noWayBack matches packets whose sender is not reached by the device they came in
+// by.
+func noWayBack() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: reg1, FlagSADDR: true, FlagIIF: true, ResultOIF: true},
+		compare(expr.CmpOpEq, host32(0)),
 	}
 }
 

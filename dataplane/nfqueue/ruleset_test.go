@@ -25,9 +25,10 @@ func TestRulesetGolden(t *testing.T) {
 		c Config
 		f features
 	}{
-		"native-closed.txt":     {Config{Queues: 2}, features{queueExpr: true, fib: true, reject: true}},
-		"xtables-closed.txt":    {Config{Queues: 2}, features{fib: true, reject: true}},
-		"xtables-open.txt":      {Config{Queues: 1, FailOpen: true}, features{fib: true, reject: true}},
+		"native-closed.txt":     {Config{Queues: 2}, features{queueExpr: true, fib: true, back: true, reject: true}},
+		"xtables-closed.txt":    {Config{Queues: 2}, features{fib: true, back: true, reject: true}},
+		"xtables-open.txt":      {Config{Queues: 1, FailOpen: true, AllowSpoofing: true}, features{fib: true, back: true, reject: true}},
+		"fast-path.txt":         {Config{Queues: 2, FastMark: 0x10}, features{fib: true, back: true, reject: true, zones: true}},
 		"native-open-nofib.txt": {Config{Queues: 4, QueueNum: 100, FailOpen: true, Marks: Marks{0x1, 0x80000000}}, features{queueExpr: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -61,15 +62,19 @@ func golden(t *testing.T, name, got string) {
 // a rule that accepts must have asked for the accept bit, a source that is the
 // node, or neighbour discovery.
 func TestAcceptsAreGuarded(t *testing.T) {
-	c, _ := Config{}.complete()
-	for _, f := range []features{{}, {queueExpr: true}, {fib: true}, {queueExpr: true, fib: true}, {queueExpr: true, fib: true, reject: true}} {
+	for _, f := range []features{{}, {queueExpr: true}, {fib: true}, {queueExpr: true, fib: true}, {queueExpr: true, fib: true, reject: true}, {zones: true}} {
+		c, _ := Config{}.complete()
+		if f.zones {
+			c.FastMark = 0x10
+		}
 		for _, ch := range ruleset(c, f) {
 			for _, r := range ch.rules {
 				text := renderExprs(r.exprs)
 				if !strings.Contains(text, "accept") && !strings.Contains(text, "goto passed") {
 					continue
 				}
-				guarded := strings.Contains(text, "reg1 & 0x00000020") || strings.Contains(text, "fib saddr type") ||
+				guarded := strings.Contains(text, "reg1 & 0x00000020") || c.FastMark != 0 && (strings.Contains(text, "reg1 & 0x00000030 ^ 0x00000000 | cmp eq reg1 0x00000010") || ch.name == "passed") ||
+					strings.Contains(text, "fib saddr type") ||
 					strings.Contains(text, "cmp gte reg1 0x85") || ch.name == "own" && (strings.Contains(text, "ct load direction") || strings.Contains(text, "13 reg1"))
 				if !guarded {
 					t.Errorf("chain %s accepts without a reason: %s", ch.name, text)
@@ -127,7 +132,7 @@ func renderExpr(e expr.Any) string {
 		}
 		return fmt.Sprintf("meta load %s reg%d", key, e.Register)
 	case *expr.Ct:
-		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction", expr.CtKeySTATE: "state", expr.CtKeySTATUS: "status"}[e.Key]
+		key := map[expr.CtKey]string{expr.CtKeyMARK: "mark", expr.CtKeyDIRECTION: "direction", expr.CtKeySTATE: "state", expr.CtKeySTATUS: "status", expr.CtKeyZONE: "zone"}[e.Key]
 		if e.SourceRegister {
 			return fmt.Sprintf("ct set %s reg%d", key, e.Register)
 		}
@@ -148,10 +153,13 @@ func renderExpr(e expr.Any) string {
 	case *expr.Immediate:
 		return fmt.Sprintf("reg%d = %s", e.Register, hex(e.Data))
 	case *expr.Fib:
-		if !e.FlagSADDR || !e.ResultADDRTYPE {
-			return fmt.Sprintf("fib %+v", *e)
+		switch *e {
+		case expr.Fib{Register: e.Register, FlagSADDR: true, ResultADDRTYPE: true}:
+			return fmt.Sprintf("fib saddr type reg%d", e.Register)
+		case expr.Fib{Register: e.Register, FlagSADDR: true, FlagIIF: true, ResultOIF: true}:
+			return fmt.Sprintf("fib saddr . iif oif reg%d", e.Register)
 		}
-		return fmt.Sprintf("fib saddr type reg%d", e.Register)
+		return fmt.Sprintf("fib %+v", *e)
 	case *expr.Reject:
 		return fmt.Sprintf("reject type %d code %d", e.Type, e.Code)
 	case *expr.Objref:
@@ -169,6 +177,8 @@ func renderExpr(e expr.Any) string {
 		switch e.Kind {
 		case expr.VerdictAccept:
 			return "accept"
+		case expr.VerdictDrop:
+			return "drop"
 		case expr.VerdictJump:
 			return "jump " + e.Chain
 		case expr.VerdictGoto:

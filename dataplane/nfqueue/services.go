@@ -26,8 +26,12 @@ import (
 //	ct original daddr . protocol . proto-dst ─@services─► tag ─► meta priority
 //	   ─► NFQA_PRIORITY (Linux 5.18) ─► Packet.Service;  the verdict clears it
 //
+// A tag without a number says only that the kernel has the connection under other
+// addresses than the packet shows (or in a zone): what was translated, to a Service no
+// rule names. What has no tag has the name it shows; see list.
+//
 // Forwarding sets the priority from the TOS field, of IPv4 only; what a tagged
-// packet had is lost. That is the first packet of a connection to such a Service.
+// packet had is lost. That is the first packet of a translated connection.
 
 const (
 	mapServices = "services"
@@ -67,10 +71,11 @@ func (t *tags) service(tag uint32) flow.Service {
 	return flow.Service{}
 }
 
-// assign gives a tag to every Service and returns them, and how many got none.
-func (t *tags) assign(services []classifier.ServicePort) (m map[serviceKey]uint32, left int) {
+// assign gives a tag to every Service and returns them, whether there are some that
+// had none before, and how many got none.
+func (t *tags) assign(services []classifier.ServicePort) (m map[serviceKey]uint32, more bool, left int) {
 	if len(services) == 0 && len(t.tagOf) == 0 {
-		return nil, 0
+		return nil, false, 0
 	}
 	m = make(map[serviceKey]uint32, len(services))
 	var fresh []serviceKey
@@ -107,7 +112,18 @@ func (t *tags) assign(services []classifier.ServicePort) (m map[serviceKey]uint3
 	}
 	t.tagOf = m
 	t.byTag.Store(&list)
-	return m, left
+	return m, len(fresh) > left, left
+}
+
+// kernelAtLeast reports whether the kernel calls itself this version or a later one.
+func kernelAtLeast(major, minor int) bool {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return false
+	}
+	var a, b int
+	n, _ := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &a, &b)
+	return n == 2 && (a > major || a == major && b >= minor)
 }
 
 // regKey is the first of the 4-byte registers the map's key is put together in

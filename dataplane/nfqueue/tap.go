@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -342,13 +343,12 @@ func (t *Tap) Talking(addrs []netip.Addr) (map[netip.Addr]bool, error) {
 		return nil, dataplane.ErrClosed
 	}
 	want := make(map[flow.Addr]netip.Addr, len(addrs))
-	filters := make([]dumpFilter, 0, len(addrs))
 	for _, a := range addrs {
 		want[flow.AddrFrom(a)] = a
-		filters = append(filters, sourceIs(ctaTupleReply, a))
 	}
-	if len(filters) > fewTalking {
-		filters = []dumpFilter{{}}
+	filters := []dumpFilter{{}}
+	if len(want) <= fewTalking {
+		filters = sourcesAre(slices.Collect(maps.Keys(want)), ctaTupleReply)
 	}
 	found := map[netip.Addr]bool{}
 	for _, f := range filters {

@@ -215,6 +215,11 @@ func TestTapCheckAndTalking(t *testing.T) {
 			t.Errorf("connections go to %v, %v; want %v and %v", found, err, w.Outside4, w.b.Addr6)
 		}
 	}
+	for _, a := range []netip.Addr{w.b.Addr6, w.a.Addr6} { // one by one, where the kernel's filter is wrong
+		if found, err := p.tap.Talking([]netip.Addr{a}); err != nil || found[a] != (a == w.b.Addr6) {
+			t.Errorf("connections go to %v: %v, %v", a, found, err)
+		}
+	}
 }
 
 // Without the process, and with its table left, DNS goes on.

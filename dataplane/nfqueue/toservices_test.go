@@ -164,11 +164,14 @@ func TestTags(t *testing.T) {
 		return classifier.ServicePort{Service: flow.Service{Addr: flow.AddrFrom(netip.MustParseAddr(addr)), Port: port}, Proto: proto}
 	}
 	a, b, c := key("10.96.0.1", 80, flow.TCP), key("10.96.0.1", 80, flow.UDP), key("fd00::1", 80, flow.TCP)
-	if m, left := tags.assign(nil); m != nil || left != 0 || tags.service(tagValue|1) != (flow.Service{}) {
+	if m, _, left := tags.assign(nil); m != nil || left != 0 || tags.service(tagValue|1) != (flow.Service{}) {
 		t.Errorf("nothing assigned: %v %d", m, left)
 	}
-	first, _ := tags.assign([]classifier.ServicePort{a, b})
-	second, _ := tags.assign([]classifier.ServicePort{b, c})
+	first, more, _ := tags.assign([]classifier.ServicePort{a, b})
+	second, moreYet, _ := tags.assign([]classifier.ServicePort{b, c})
+	if _, again, _ := tags.assign([]classifier.ServicePort{c, b}); !more || !moreYet || again {
+		t.Errorf("new Services: %v, %v, then %v, want the first two", more, moreYet, again)
+	}
 	ka, kb, kc := serviceKey{a.Service, a.Proto}, serviceKey{b.Service, b.Proto}, serviceKey{c.Service, c.Proto}
 	if first[kb] != second[kb] || second[kc] == first[ka] || len(second) != 2 {
 		t.Errorf("first %v, second %v", first, second)
@@ -188,10 +191,10 @@ func TestTags(t *testing.T) {
 	for i := range maxTags {
 		many = append(many, key("10.0.0.1", uint16(i), flow.TCP))
 	}
-	if m, left := tags.assign(many); len(m) != maxTags || left != 0 {
+	if m, _, left := tags.assign(many); len(m) != maxTags || left != 0 {
 		t.Errorf("%d of %d, %d left", len(m), maxTags, left)
 	}
-	if m, left := tags.assign(append(many, key("10.0.0.2", 1, flow.TCP))); len(m) != maxTags || left != 1 {
+	if m, _, left := tags.assign(append(many, key("10.0.0.2", 1, flow.TCP))); len(m) != maxTags || left != 1 {
 		t.Errorf("one too many: %d of %d, %d left", len(m), maxTags, left)
 	}
 }

@@ -30,6 +30,11 @@ const (
 //	                 communication administratively prohibited (S2-22), from the
 //	                 address that was to be reached
 //
+// SCTP is told by ICMP and not by an ABORT chunk, although most implementations take
+// that for a hint only (RFC 9260 §10) and go on sending INIT: S2-22 says so, and the
+// forward hook, where the kernel answers, has nothing else (nft "reject"). A policy
+// looks the same to a client whatever backend refused it.
+//
 // No answer is given to what must not be answered (RFC 1122 §3.2.2, RFC 4443 §2.4
 // (e), RFC 9293): ICMP errors and redirects, ICMP types of unknown kind, resets,
 // later fragments, multicast and broadcast on either layer, and senders that are

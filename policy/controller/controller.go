@@ -2,11 +2,7 @@ package controller
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"reflect"
 	"sync"
@@ -29,6 +25,14 @@ type Source interface {
 	// stand for any number of changes; values that change nothing are harmless. A
 	// closed or nil channel means there will be none.
 	Changes() <-chan struct{}
+}
+
+// Follower is a Source that can tell what changed.
+type Follower interface {
+	Source
+	// Follow is Load, with the world as a view: what did not change is the same
+	// memory as in the call before. It is called instead of Load.
+	Follow(ctx context.Context) ([]*api.Object, *inventory.View, diag.List)
 }
 
 // Publisher puts a table into force. When it returns an error the table may be in
@@ -83,7 +87,7 @@ type Attempt struct {
 	// Objects and World are what the table in force was made of, if InForce. Read
 	// only.
 	Objects []*api.Object
-	World   *inventory.Snapshot
+	World   *inventory.View
 }
 
 // Status is what a controller has reached.
@@ -113,14 +117,21 @@ type Controller struct {
 	ready  chan struct{} // closed with the first table
 
 	// Owned by the goroutine in Run.
-	generation uint64 // last one given to a table
-	set        *rule.Set
-	world      *rule.World
+	generation uint64               // last one given to a table
+	compiler   *classifier.Compiler // nil with Config.Compile
 	isolation  isolation
 	last       lastBuild
-	input      []*api.Object        // in force
-	compiler   *classifier.Compiler // nil with Config.Compile
-	refilled   time.Time            // when the last refill ended
+	// What is in force, if known: else what comes next is published, even the same.
+	known bool
+	table *classifier.Table
+	input []*api.Object
+	view  *inventory.View
+	set   *rule.Set // nil after steps that changed it: then table has it
+	sum   digest    // of set
+	world *rule.World
+	slim  bool // world is without its pods, which view has
+
+	refilled   time.Time // when the last refill ended
 	refillTook time.Duration
 
 	mu     sync.Mutex
@@ -236,34 +247,43 @@ func (c *Controller) coalesce(ctx context.Context, changes *<-chan struct{}, whi
 // update takes one look at the source and puts it in force if it is right and
 // new. The error is non-nil when trying again may help without a change.
 func (c *Controller) update(ctx context.Context) error {
-	objs, snap, findings := c.cfg.Source.Load(ctx)
+	objs, view, findings := c.load(ctx)
 	if ctx.Err() != nil {
 		return nil // what was loaded may be cut short
 	}
-	b := built{objects: objs}
-	switch {
-	case len(findings.Errors) > 0:
-	case c.cfg.Isolate && c.last.stands(objs, snap):
-		b = c.last.built
-	case c.cfg.Isolate:
-		b = c.isolation.build(c.cfg.Lower, objs, snap)
-		c.last = lastBuild{objects: objs, built: b}
-	default:
-		b.set, b.findings = c.cfg.Lower.Build(objs, snap)
+	if done, err := c.step(objs, view, findings); done {
+		return err
 	}
-	c.last.snap = snap
+	b := built{objects: objs}
+	var snap *inventory.Snapshot
+	if len(findings.Errors) == 0 {
+		snap = view.Snapshot()
+		switch {
+		case !c.cfg.Isolate:
+			b.set, b.findings = c.cfg.Lower.Build(objs, snap)
+		case c.last.stands(objs, view):
+			b = c.last.built
+		default:
+			b = c.isolation.build(c.cfg.Lower, objs, snap)
+			c.last = lastBuild{objects: objs, built: b, whole: true}
+			if len(b.findings.Errors) == 0 {
+				c.last.hosts = lower.DependsOnHosts(b.objects)
+			}
+		}
+		c.last.view = view
+	}
 	findings.Add(b.findings)
 	c.refused(b.refused)
 	if len(findings.Errors) > 0 {
 		var err error
 		if c.cfg.Isolate && len(b.findings.Errors) > 0 {
-			err = c.follow(snap)
+			err = c.follow(view, snap)
 		}
 		c.failed(findings)
 		c.after(Attempt{})
 		return err
 	}
-	problem, err := c.install(b.set, b.objects, snap, len(findings.Warnings))
+	problem, err := c.install(b.set, b.objects, view, snap, len(findings.Warnings))
 	if problem != nil {
 		findings.Errors = append(findings.Errors, *problem)
 		c.failed(findings)
@@ -274,8 +294,20 @@ func (c *Controller) update(ctx context.Context) error {
 		c.isolation.accept(b.objects)
 	}
 	c.succeeded(findings)
-	c.after(Attempt{InForce: true, Objects: b.objects, World: snap})
+	c.after(Attempt{InForce: true, Objects: b.objects, World: view})
 	return nil
+}
+
+// load asks the source.
+func (c *Controller) load(ctx context.Context) ([]*api.Object, *inventory.View, diag.List) {
+	if f, ok := c.cfg.Source.(Follower); ok {
+		return f.Follow(ctx)
+	}
+	objs, snap, findings := c.cfg.Source.Load(ctx)
+	if snap == nil {
+		snap = &inventory.Snapshot{} // with errors there need not be one
+	}
+	return objs, inventory.ViewOf(snap), findings
 }
 
 func (c *Controller) after(a Attempt) {
@@ -286,7 +318,7 @@ func (c *Controller) after(a Attempt) {
 
 // follow takes the policies in force to another world: while the new ones are
 // wrong together, pods that come are policed all the same.
-func (c *Controller) follow(snap *inventory.Snapshot) error {
+func (c *Controller) follow(view *inventory.View, snap *inventory.Snapshot) error {
 	if c.input == nil {
 		return nil
 	}
@@ -296,13 +328,13 @@ func (c *Controller) follow(snap *inventory.Snapshot) error {
 	if len(found.Errors) > 0 {
 		return nil // they need the old world: the last table stays as it is
 	}
-	_, err := c.install(set, c.input, snap, len(found.Warnings))
+	_, err := c.install(set, c.input, view, snap, len(found.Warnings))
 	return err
 }
 
-// install puts rules into force in a world unless they are. A problem says why it
-// could not; then err is non-nil when trying again may help.
-func (c *Controller) install(set rule.Set, objs []*api.Object, snap *inventory.Snapshot, warnings int) (*diag.Diagnostic, error) {
+// install puts rules into force in a world unless they are. snap is all of view. A
+// problem says why it could not; then err is non-nil when trying again may help.
+func (c *Controller) install(set rule.Set, objs []*api.Object, view *inventory.View, snap *inventory.Snapshot, warnings int) (*diag.Diagnostic, error) {
 	world, err := snap.WorldOf(c.cfg.Node)
 	if err != nil {
 		return &diag.Diagnostic{
@@ -311,9 +343,9 @@ func (c *Controller) install(set rule.Set, objs []*api.Object, snap *inventory.S
 	}
 	snap.FillSets(world, &set)
 	mark := c.learn(world)
-	same := c.set != nil && (sameSet(c.set, &set) || reflect.DeepEqual(*c.set, set))
-	if same && sameWorld(c.world, world) {
-		c.input = objs
+	same := c.known && c.sameSet(&set)
+	if same && c.sameWorld(world, view) {
+		c.input, c.view = objs, view
 		c.learnt(mark)
 		return nil, nil
 	}
@@ -325,30 +357,47 @@ func (c *Controller) install(set rule.Set, objs []*api.Object, snap *inventory.S
 	compiled := time.Since(began)
 	c.generation++
 	if err := c.cfg.Publisher.Publish(table, report); err != nil {
-		c.set, c.world = nil, nil // it may be in force by half: the next input must be published, even the old one
-		return &diag.Diagnostic{Message: "the table cannot be put in force: " + err.Error()}, err
+		c.forget()
+		problem := unpublished(err)
+		return &problem, err
 	}
-	c.set, c.world, c.input = &set, world, objs
+	c.known, c.table, c.set, c.input, c.view = true, table, &set, objs, view
+	pods := len(world.Endpoints)
+	if c.slim = c.compiler != nil && view.Whole() == nil; c.slim {
+		lean := *world
+		lean.Endpoints = nil
+		world = &lean
+	}
+	c.world = world
 	c.learnt(mark)
-	hashed := ""
 	if !same { // encoding thousands of rules takes a while: not while others wait
-		hashed = hash(&set)
+		c.sum = sumOf(&set)
 	}
+	c.inForce(len(set.Rules), len(set.Isolations), pods, warnings, compiled)
+	return nil, nil
+}
+
+// forget is called when a table is in force by half, perhaps: the next input must
+// be published, even the old one.
+func (c *Controller) forget() { c.known, c.set, c.world, c.view = false, nil, nil, nil }
+
+func unpublished(err error) diag.Diagnostic {
+	return diag.Diagnostic{Message: "the table cannot be put in force: " + err.Error()}
+}
+
+// inForce records that a table is in force.
+func (c *Controller) inForce(rules, isolations, pods, warnings int, compiled time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := &c.status
 	first := s.Generation == 0
-	s.Generation = c.generation
-	if !same {
-		s.PolicyHash = hashed
-	}
-	s.Objects, s.Rules, s.Isolations, s.Pods = len(objs), len(set.Rules), len(set.Isolations), len(world.Endpoints)
+	s.Generation, s.PolicyHash = c.generation, c.sum.String()
+	s.Objects, s.Rules, s.Isolations, s.Pods = len(c.input), rules, isolations, pods
 	if first {
 		close(c.ready)
 	}
 	c.cfg.Logger.Info("policy in force", "generation", c.generation, "hash", s.PolicyHash, "objects", s.Objects,
 		"rules", s.Rules, "isolations", s.Isolations, "pods", s.Pods, "warnings", warnings, "compile", compiled)
-	return nil, nil
 }
 
 // refused records which objects are refused, and says what is new about it.
@@ -401,24 +450,4 @@ func (c *Controller) succeeded(findings diag.List) {
 	if recovered {
 		c.cfg.Logger.Info("policy accepted again", "generation", c.status.Generation)
 	}
-}
-
-// hash identifies a canonical set. JSON is complete by construction: a field
-// added to the IR counts without anybody remembering to add it here. Rules are
-// encoded one by one: all of them at once would be tens of megabytes of text.
-func hash(set *rule.Set) string {
-	h := sha256.New()
-	enc := json.NewEncoder(h)
-	for i := range set.Rules {
-		if err := enc.Encode(&set.Rules[i]); err != nil {
-			// Only a priority that is no number could do this; it has no table.
-			return fmt.Sprintf("unhashable: %v", err)
-		}
-	}
-	for i := range set.Isolations {
-		if err := enc.Encode(&set.Isolations[i]); err != nil {
-			return fmt.Sprintf("unhashable: %v", err)
-		}
-	}
-	return hex.EncodeToString(h.Sum(nil)[:8])
 }

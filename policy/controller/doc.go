@@ -24,6 +24,17 @@
 // A [Learner] fills the sets that no object knows, from DNS answers. Its news are
 // taken up at once: only the sets are compiled, the source is not looked at.
 //
+// # What a change costs
+//
+// A source that is a [Follower] tells what changed, and of two sorts of changes
+// that is all that is looked at: pods, and objects whose meaning depends on no
+// other object (NetworkPolicies, Cilium's policies). They are made a
+// classifier.Delta, some 0.1 ms for a pod and 0.5 ms for a policy, whatever the
+// size of the cluster. Everything else (another kind, a Namespace, Node or Service,
+// an address set that comes into use, anything there is a finding about, whatever
+// follows a failure) takes the whole path above, which also is what a step has to
+// come to: TestStepsEqualLoads compares them.
+//
 // # What it leaves to others
 //
 // How a change is noticed (the source), and how a table comes into force and what

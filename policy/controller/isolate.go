@@ -146,14 +146,22 @@ func (i *isolation) accept(objs []*api.Object) {
 // lastBuild is what was built last, and of what.
 type lastBuild struct {
 	objects []*api.Object
-	snap    *inventory.Snapshot
+	view    *inventory.View
 	built   built
+	hosts   bool // lower.DependsOnHosts
+	whole   bool // built.set is what objects mean; else steps have followed
 }
 
 // stands reports whether building anew would come to the same rules.
-func (l *lastBuild) stands(objs []*api.Object, snap *inventory.Snapshot) bool {
-	return l.snap != nil && len(l.built.findings.Errors) == 0 && slices.Equal(l.objects, objs) &&
-		lower.Unaffected(l.built.objects, l.snap, snap)
+func (l *lastBuild) stands(objs []*api.Object, view *inventory.View) bool {
+	if l.view == nil || !l.whole || len(l.built.findings.Errors) > 0 || !slices.Equal(l.objects, objs) {
+		return false
+	}
+	if pods, ok := view.Since(l.view); ok {
+		return !l.hosts || !slices.ContainsFunc(pods, changesHosts)
+	}
+	was, now := l.view.Whole(), view.Whole()
+	return was != nil && now != nil && lower.Unaffected(l.built.objects, was, now)
 }
 
 // sameSet reports whether two sets are the same lists in memory.

@@ -181,7 +181,7 @@ func TestPodsAlone(t *testing.T) {
 		if st := r.ctl.Status(); st.PolicyHash != hash || st.Pods != 3 || st.Isolations != 1 {
 			t.Errorf("status %+v", st)
 		}
-		if a := after[len(after)-1]; a.World != &inv || len(a.Objects) != 1 {
+		if a := after[len(after)-1]; a.World.Whole() != &inv || len(a.Objects) != 1 {
 			t.Errorf("after: %+v", a)
 		}
 	})

@@ -28,24 +28,37 @@ type Learner interface {
 
 // learn fills the learnt sets of a world.
 func (c *Controller) learn(world *rule.World) uint64 {
-	if c.cfg.Learner == nil {
-		return 0
-	}
-	mark := c.cfg.Learner.Fill(world.Sets)
 	var cluster map[netip.Addr]struct{} // made when first asked for
-	for name, prefixes := range world.Sets {
-		if !inventory.WithoutCluster(name) || len(prefixes) == 0 {
-			continue
-		}
+	return c.learnSets(world.Sets, func(a netip.Addr) bool {
 		if cluster == nil {
 			cluster = clusterAddrs(world)
 		}
-		world.Sets[name] = slices.DeleteFunc(prefixes, func(p netip.Prefix) bool {
-			_, own := cluster[p.Addr()]
-			return own
-		})
+		_, own := cluster[a]
+		return own
+	})
+}
+
+// learnSets fills those of the sets that are learnt. own tells addresses of pods
+// and nodes from others.
+func (c *Controller) learnSets(sets map[string][]netip.Prefix, own func(netip.Addr) bool) uint64 {
+	if c.cfg.Learner == nil {
+		return 0
+	}
+	mark := c.cfg.Learner.Fill(sets)
+	for name, prefixes := range sets {
+		if inventory.WithoutCluster(name) && len(prefixes) > 0 {
+			sets[name] = slices.DeleteFunc(prefixes, func(p netip.Prefix) bool { return own(p.Addr()) })
+		}
 	}
 	return mark
+}
+
+// withSets returns a world with other addresses in some of its sets.
+func withSets(w *rule.World, sets map[string][]netip.Prefix) *rule.World {
+	out := *w
+	out.Sets = maps.Clone(w.Sets)
+	maps.Copy(out.Sets, sets)
+	return &out
 }
 
 // clusterAddrs returns the addresses of pods and nodes.
@@ -96,7 +109,7 @@ func (c *Controller) pace() (began time.Time, done func()) {
 // refill brings the learnt sets up to date without looking at the source: whoever
 // got the answer with the new address is waiting to use it.
 func (c *Controller) refill() {
-	if c.set == nil {
+	if !c.known {
 		return // the update that is due fills them
 	}
 	began, done := c.pace()
@@ -108,7 +121,7 @@ func (c *Controller) refill() {
 			world.Sets[name] = nil
 		}
 	}
-	mark := c.learn(&world)
+	mark := c.learnSets(world.Sets, c.table.Knows)
 	changed := map[string][]netip.Prefix{}
 	for name, prefixes := range world.Sets {
 		if !slices.Equal(prefixes, c.world.Sets[name]) {
@@ -128,11 +141,11 @@ func (c *Controller) refill() {
 	c.generation++
 	if err := c.cfg.Publisher.Publish(table, report); err != nil {
 		c.cfg.Logger.Warn("what was learnt from DNS cannot be put in force, trying again", "error", err)
-		c.set, c.world = nil, nil
+		c.forget()
 		c.Reload()
 		return
 	}
-	c.world = &world
+	c.world, c.table = &world, table
 	c.learnt(mark)
 	c.mu.Lock()
 	c.status.Generation = c.generation

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/inventory"
 )
 
 // sameWorld reports whether two worlds are equal. Worlds made of one source share
@@ -15,9 +16,29 @@ func sameWorld(a, b *rule.World) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
+	return sameButPods(a, b) && len(a.Endpoints) == len(b.Endpoints) && sameEndpoints(a.Endpoints, b.Endpoints)
+}
+
+func sameButPods(a, b *rule.World) bool {
 	return a.Node == b.Node && slices.Equal(a.LocalPrefixes, b.LocalPrefixes) && slices.Equal(a.VIPs, b.VIPs) &&
-		slices.EqualFunc(a.Nodes, b.Nodes, sameNode) && maps.EqualFunc(a.Sets, b.Sets, slices.Equal) &&
-		len(a.Endpoints) == len(b.Endpoints) && sameEndpoints(a.Endpoints, b.Endpoints)
+		slices.EqualFunc(a.Nodes, b.Nodes, sameNode) && maps.EqualFunc(a.Sets, b.Sets, slices.Equal)
+}
+
+// sameWorld reports whether the world in force is this one, which is of a view.
+func (c *Controller) sameWorld(world *rule.World, view *inventory.View) bool {
+	if c.slim {
+		return view.SameEndpoints(c.view) && sameButPods(c.world, world)
+	}
+	return sameWorld(c.world, world)
+}
+
+// sameSet reports whether the set in force is this one.
+func (c *Controller) sameSet(set *rule.Set) bool {
+	if c.set != nil {
+		return sameSet(c.set, set) || reflect.DeepEqual(*c.set, *set)
+	}
+	was := c.table.Policy()
+	return reflect.DeepEqual(was, *set)
 }
 
 func sameNode(a, b rule.Node) bool {

@@ -5,6 +5,10 @@
 //	(decoded)               sorted,                     what the classifier
 //	                        checked                     resolves addresses with
 //
+// Who hears of changes one by one keeps pods in a [PodEditor] and hands out a
+// [View] after each of them: views share what did not change, tell what did, and
+// are a Snapshot when one is asked for.
+//
 // # What is alive
 //
 // A pod that has finished (phase Succeeded or Failed) is not in the snapshot: its

@@ -41,12 +41,7 @@ func (s *Snapshot) World(node string) *rule.World {
 		if len(p.IPs) == 0 {
 			continue
 		}
-		w.Endpoints = append(w.Endpoints, rule.Endpoint{
-			Namespace: p.Namespace, Name: p.Name,
-			Labels: p.Labels, NamespaceLabels: labels[p.Namespace],
-			ServiceAccount: p.ServiceAccount, Node: p.Node, HostNetwork: p.HostNetwork,
-			Addrs: p.IPs, Ports: p.Ports,
-		})
+		w.Endpoints = append(w.Endpoints, p.endpoint(labels[p.Namespace]))
 	}
 	for i := range s.Services {
 		w.VIPs = append(w.VIPs, s.Services[i].ClusterIPs...)

@@ -5,7 +5,6 @@ import (
 
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/inventory"
-	"github.com/tierwall/tierwall/policy/lower/cilium"
 )
 
 // Unaffected reports whether objects are sure to lower to the same rules in two
@@ -21,13 +20,7 @@ func Unaffected(objs []*api.Object, a, b *inventory.Snapshot) bool {
 	case a == nil || b == nil || !sameList(a.Namespaces, b.Namespaces) || !sameList(a.Nodes, b.Nodes) || !sameList(a.Services, b.Services):
 		return false
 	}
-	for _, o := range objs {
-		if o.Kind.Group == cilium.Group {
-			// Addresses of host-network pods are nodes', which Cilium's blocks leave out.
-			return sameHostAddrs(a.Pods, b.Pods)
-		}
-	}
-	return true
+	return !DependsOnHosts(objs) || sameHostAddrs(a.Pods, b.Pods)
 }
 
 func sameList[T any](a, b []T) bool {

@@ -35,18 +35,21 @@ func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, wh
 		if err != nil {
 			return nil, "", fmt.Errorf("nfqueue backend: %w", err)
 		}
-		return []dataplane.Backend{b}, "nfqueue alone, as configured", nil
+		return []dataplane.Backend{alone(b, c, log)}, "nfqueue alone, as configured", nil
 	case "afxdp":
 		b, err := newAFXDP(c, true, log)
 		if err != nil {
 			return nil, "", fmt.Errorf("afxdp backend: %w", err)
 		}
-		return []dataplane.Backend{b}, "afxdp alone, as configured: what it cannot judge is dropped", nil
+		return []dataplane.Backend{alone(b, c, log)}, "afxdp alone, as configured: what it cannot judge is dropped", nil
 	}
 	nf, nfErr := newNFQueue(c, log)
 	hooked := open("nfqueue", nf, nfErr)
 	xdp, xdpErr := newAFXDP(c, !hooked, log)
 	fast := open("afxdp", xdp, xdpErr)
+	if len(backends) == 1 {
+		backends[0] = alone(backends[0], c, log)
+	}
 	switch {
 	case hooked && fast:
 		return backends, "auto: both backends run on this kernel", nil
@@ -59,10 +62,19 @@ func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, wh
 		fmt.Errorf("nfqueue: %w", nfErr), fmt.Errorf("afxdp: %w", xdpErr)))
 }
 
+// fastMark is what nfqueue has to know of a fast path that may be in front.
+func fastMark(c *Config) uint32 {
+	if c.Dataplane == "nfqueue" {
+		return 0
+	}
+	return afxdpMarks.Fast
+}
+
 func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
 	b, err := nfqueue.New(nfqueue.Config{
 		QueueNum: c.NFQueue.FirstQueue, Queues: c.NFQueue.Queues, QueueLen: c.NFQueue.QueueLength,
-		FailOpen: c.FailMode == "open", Marks: nfqueueMarks, Logger: log.With("backend", "nfqueue"),
+		FailOpen: c.FailMode == "open", AllowSpoofing: !c.AFXDP.AntiSpoofing, Marks: nfqueueMarks, FastMark: fastMark(c),
+		Logger: log.With("backend", "nfqueue"),
 	})
 	if err != nil {
 		return nil, err
@@ -93,8 +105,8 @@ func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, erro
 	return b, nil
 }
 
-// The accept bit is the one thing both backends must agree on: what the fast
-// path accepted, the forward hook does not queue.
+// The accept bit and the fast bit both backends must agree on: what the fast path
+// accepted, the forward hook does not queue.
 var (
 	nfqueueMarks = nfqueue.DefaultMarks
 	afxdpMarks   = afxdp.DefaultMarks

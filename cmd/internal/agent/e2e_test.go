@@ -76,6 +76,12 @@ func newRig(t *testing.T, dataplane string) *rig {
 			t.Error(err)
 		}
 	})
+	return rigOf(t, w, dataplane)
+}
+
+// rigOf is newRig in a world that exists.
+func rigOf(t *testing.T, w *world.World, dataplane string) *rig {
+	t.Helper()
 	r := &rig{t: t, world: w, dir: t.TempDir(), state: t.TempDir()}
 	r.conf = Default()
 	r.conf.Manifests, r.conf.Node, r.conf.Dataplane = r.dir, world.NodeName, dataplane
@@ -106,6 +112,14 @@ func (r *rig) write(name, text string) {
 func (r *rig) start() {
 	r.t.Helper()
 	ready := filepath.Join(r.state, "ready.json")
+	r.launch()
+	r.until("the daemon is ready", func() bool { _, err := os.Stat(ready); return err == nil })
+}
+
+// launch starts the daemon.
+func (r *rig) launch() {
+	r.t.Helper()
+	ready := filepath.Join(r.state, "ready.json")
 	os.Remove(ready)
 	text, err := json.Marshal(struct {
 		Config
@@ -128,7 +142,6 @@ func (r *rig) start() {
 	}
 	p := r.proc.Process
 	r.t.Cleanup(func() { p.Kill() }) // ends what a failed test left running
-	r.until("the daemon is ready", func() bool { _, err := os.Stat(ready); return err == nil })
 }
 
 // stop sends a signal and waits for the end.

@@ -79,6 +79,7 @@ type cluster struct {
 
 	attempted chan struct{} // capacity 1: the controller has tried something
 	nodeNews  chan struct{} // capacity 1: own is new
+	read      chan struct{} // capacity 1: much has been read at once
 
 	mu    sync.Mutex
 	own   ownNode
@@ -107,7 +108,7 @@ func newCluster(cfg *Config, log *slog.Logger) (*cluster, error) {
 		// costs next to no time and a quarter less memory. Packets allocate nothing.
 		debug.SetGCPercent(50)
 	}
-	c := &cluster{cfg: cfg, log: log, attempted: make(chan struct{}, 1), nodeNews: make(chan struct{}, 1)}
+	c := &cluster{cfg: cfg, log: log, attempted: make(chan struct{}, 1), nodeNews: make(chan struct{}, 1), read: make(chan struct{}, 1)}
 	if k.Report {
 		if c.namespace, err = k.namespace(); err != nil {
 			return nil, err
@@ -123,7 +124,7 @@ func newCluster(cfg *Config, log *slog.Logger) (*cluster, error) {
 	}
 	c.leases, c.nodes = leases.Leases(c.namespace), core.Nodes()
 	c.source, err = kube.New(kube.Config{
-		REST: config, Kinds: lower.Kinds(), OnNode: c.sawNode, Logger: log,
+		REST: config, Kinds: lower.Kinds(), OnNode: c.sawNode, OnList: c.sawList, Logger: log,
 		Snapshot: k.Snapshot, SnapshotMaxAge: k.SnapshotMaxAge.Duration, SnapshotWait: k.SnapshotWait.Duration,
 	})
 	return c, err
@@ -141,6 +142,13 @@ func (c *cluster) sawNode(n *corev1.Node) {
 	c.mu.Unlock()
 	if news {
 		notify(c.nodeNews)
+	}
+}
+
+// sawList notes that reading has left garbage worth giving back.
+func (c *cluster) sawList(_ string, objects int) {
+	if objects > releaseFrom {
+		notify(c.read)
 	}
 }
 
@@ -173,25 +181,44 @@ func (c *cluster) run(ctx context.Context, control *controller.Controller) error
 	if c.cfg.Kubernetes.RemoveTaint != "" {
 		wg.Go(func() { c.untaint(ctx, control) })
 	}
-	wg.Go(func() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-control.Ready():
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(releaseAfter):
-			// Reading everything leaves as much garbage as there is to keep, and at
-			// rest nothing makes the collector look for minutes.
-			debug.FreeOSMemory()
-		}
-	})
+	wg.Go(func() { c.release(ctx, control) })
 	return c.source.Run(ctx)
 }
 
-// releaseAfter is when the first table, and the snapshot of it, have been made.
-const releaseAfter = 8 * time.Second
+// release gives memory back to the system after much was read, until ctx ends.
+// Reading everything leaves as much garbage as there is to keep, and at rest
+// nothing makes the collector look for minutes.
+func (c *cluster) release(ctx context.Context, control *controller.Controller) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-control.Ready():
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(releaseAfter):
+		}
+		select {
+		case <-c.read: // before now
+		default:
+		}
+		debug.FreeOSMemory()
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.read:
+		}
+	}
+}
+
+const (
+	// releaseAfter is when the first table, and the snapshot of it, have been made.
+	releaseAfter = 8 * time.Second
+	// releaseFrom is how many objects read at once are much: a few megabytes.
+	releaseFrom = 1000
+)
 
 // warnings is a handler without what is less than a warning.
 type warnings struct{ slog.Handler }

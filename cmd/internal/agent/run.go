@@ -87,6 +87,11 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 		control.Source = src
 	}
+	lock, err := lockNamespace(ctx)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	if err := d.open(); err != nil {
 		return err
 	}
@@ -209,6 +214,7 @@ func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) erro
 		records.Go(func() { auditErr = d.audit.Run(auditCtx) })
 	}
 	packets.Go(func() {
+		d.hold(ctx)
 		if engineErr = d.engine.Run(ctx); engineErr != nil {
 			cancel(engineErr)
 		}
@@ -237,6 +243,19 @@ func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) erro
 	}
 	d.log.Info("stopped", "dataplane", d.names)
 	return errors.Join(engineErr, clusterErr, auditErr)
+}
+
+// holdFirst bounds hold.
+const holdFirst = time.Second
+
+// hold waits for the first policy, if that does not take long: packets that wait in
+// the queues meanwhile are judged by it, and not dropped because there is none.
+func (d *daemon) hold(ctx context.Context) {
+	select {
+	case <-d.engine.Ready():
+	case <-ctx.Done():
+	case <-time.After(holdFirst):
+	}
 }
 
 // watch handles readiness and signals until ctx ends.

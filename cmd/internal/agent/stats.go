@@ -32,6 +32,9 @@ type Stats struct {
 
 	// Paths counts upcalls by the branch of the packet path they took.
 	Paths map[string]uint64 `json:"paths"`
+	// Kernel counts the packets that backends saw in the kernel, by what they did
+	// with them: "afxdp pass/accepted".
+	Kernel map[string]uint64 `json:"kernel"`
 }
 
 func (d *daemon) stats() Stats {
@@ -41,7 +44,7 @@ func (d *daemon) stats() Stats {
 		Upcalls: e.Received, Passed: e.Passed(), Dropped: e.Dropped(), Deferred: e.Deferred(),
 		Cut: e.Cut, Connections: d.connections(),
 		LatencyP50: e.Latency.Quantile(0.50).Nanoseconds(), LatencyP99: e.Latency.Quantile(0.99).Nanoseconds(),
-		Paths: map[string]uint64{},
+		Paths: map[string]uint64{}, Kernel: map[string]uint64{},
 	}
 	for i, n := range e.Paths {
 		if n > 0 {
@@ -54,6 +57,11 @@ func (d *daemon) stats() Stats {
 		s.Accelerated += bs.Accelerated
 		s.KernelDrops += bs.Dropped
 		s.Overflow += bs.Overflow
+		for i, n := range bs.Fates {
+			if n > 0 {
+				s.Kernel[b.Name()+" "+dataplane.Fate(i).String()] = n
+			}
+		}
 	}
 	if d.audit != nil {
 		a := d.audit.Stats()

@@ -85,10 +85,7 @@ var (
 	receiveErrors = desc("receive_errors_total", "Failed attempts to take packets from the kernel.", "backend")
 	applyErrors   = desc("apply_errors_total", "Batches whose verdicts could not all be handed to the kernel.", "backend")
 	latency       = desc("verdict_latency_seconds", "Time from receiving a packet's batch to handing its verdicts to the kernel, one observation per packet. The sum is an estimate within 13 %.", "backend")
-	kernelPassed  = desc("kernel_bypassed_packets_total", "Packets passed in the kernel without userspace.", "backend")
-	accelerated   = desc("kernel_accelerated_packets_total", "Of the bypassed packets, those that went from pod to pod past the host's stack.", "backend")
-	kernelDropped = desc("kernel_dropped_packets_total", "Packets dropped in the kernel without userspace, by an earlier verdict.", "backend")
-	upcalls       = desc("kernel_upcalls_total", "Packets the kernel handed to userspace.", "backend")
+	kernelFates   = desc("kernel_packets_total", "Packets the kernel side of a backend saw, each once, by what it did with them and why: sent up to userspace, passed, left to the later hook (defer), dropped. docs/metrics.md has the reasons.", "backend", "disposition", "reason")
 	overflow      = desc("kernel_overflow_packets_total", "Packets lost because a queue or ring between kernel and userspace was full.", "backend")
 	restored      = desc("kernel_restored_total", "Times the rules in the kernel were put back after other software had changed them.", "backend")
 
@@ -136,7 +133,7 @@ var (
 
 // all lists every metric, for Describe and for the documentation.
 var all = []*prometheus.Desc{
-	buildInfo, packets, problems, batches, remembered, answers, receiveErrors, applyErrors, latency, kernelPassed, accelerated, kernelDropped, upcalls, overflow, restored,
+	buildInfo, packets, problems, batches, remembered, answers, receiveErrors, applyErrors, latency, kernelFates, overflow, restored,
 	connections, connOpened, connReplaced, connEvicted, connExpired, connCut, connLookups,
 	ringDepth, ringCapacity, events, eventsLost,
 	auditEvents, auditRecords, auditDeduped, auditFolded, auditLost, auditUnresolved, auditLag, auditWindows, auditRotations, auditReopens,
@@ -171,10 +168,11 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	c.engine(s)
 	for _, b := range c.cfg.Backends {
 		st := b.Stats()
-		s.counter(kernelPassed, st.Bypassed, b.Name())
-		s.counter(accelerated, st.Accelerated, b.Name())
-		s.counter(kernelDropped, st.Dropped, b.Name())
-		s.counter(upcalls, st.Upcalls, b.Name())
+		for i, n := range st.Fates {
+			if f := dataplane.Fate(i); n > 0 { // each backend has some of them only
+				s.counter(kernelFates, n, b.Name(), f.Disposition(), f.Reason())
+			}
+		}
 		s.counter(overflow, st.Overflow, b.Name())
 		s.counter(restored, st.Restored, b.Name())
 	}

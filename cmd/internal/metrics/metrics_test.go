@@ -79,11 +79,17 @@ func newFake() *fake {
 		w.Conntrack = conntrack.Stats{Records: int(n()), Inserted: n(), Replaced: n(), Evicted: n(), Expired: n(), Removed: n(), Hits: n(), Misses: n()}
 		return w
 	}
+	fates := func() (f dataplane.Fates) {
+		for i := range f {
+			f[i] = n()
+		}
+		return f
+	}
 	f := &fake{
 		workers: []dataplane.WorkerStats{worker("afxdp", 0), worker("afxdp", 1), worker("nfqueue", 0)},
 		rings:   []*dataplane.Ring{dataplane.NewRing(8192), dataplane.NewRing(1024)},
 		backends: []Backend{
-			fakeBackend{"afxdp", dataplane.BackendStats{Bypassed: n(), Accelerated: n(), Dropped: n(), Upcalls: n(), Overflow: n()}},
+			fakeBackend{"afxdp", dataplane.BackendStats{Bypassed: n(), Dropped: n(), Upcalls: n(), Overflow: n(), Fates: fates()}},
 			fakeBackend{"nfqueue", dataplane.BackendStats{Bypassed: n(), Dropped: n(), Upcalls: n(), Overflow: n()}},
 		},
 		stats: audit.Stats{
@@ -434,11 +440,11 @@ func TestRightNumbers(t *testing.T) {
 	for name, want := range map[string]uint64{
 		`batches_total{backend="nfqueue"}`: w.Batches, `offloads_total{backend="nfqueue"}`: w.Remember,
 		`connections_cut_total{backend="nfqueue"}`: w.Cut, `connections_evicted_total{backend="nfqueue"}`: w.Conntrack.Evicted,
-		`packets_total{backend="nfqueue",disposition="drop",path="policy"}`: w.Paths[dataplane.DropPolicy],
-		`packets_total{backend="nfqueue",disposition="pass",path="new"}`:    w.Paths[dataplane.PassNew],
-		`packet_problems_total{problem="` + packet.NotIP.String() + `"}`:    f.workers[0].Problems[packet.NotIP] + f.workers[1].Problems[packet.NotIP] + w.Problems[packet.NotIP],
-		`kernel_dropped_packets_total{backend="afxdp"}`:                     f.backends[0].Stats().Dropped,
-		`audit_records_lost_total{cause="write-failed"}`:                    f.stats.WriteLost, `audit_records_lost_total{cause="crash"}`: f.stats.CrashLost,
+		`packets_total{backend="nfqueue",disposition="drop",path="policy"}`:        w.Paths[dataplane.DropPolicy],
+		`packets_total{backend="nfqueue",disposition="pass",path="new"}`:           w.Paths[dataplane.PassNew],
+		`packet_problems_total{problem="` + packet.NotIP.String() + `"}`:           f.workers[0].Problems[packet.NotIP] + f.workers[1].Problems[packet.NotIP] + w.Problems[packet.NotIP],
+		`kernel_packets_total{backend="afxdp",disposition="drop",reason="forged"}`: f.backends[0].Stats().Fates[dataplane.DropForged],
+		`audit_records_lost_total{cause="write-failed"}`:                           f.stats.WriteLost, `audit_records_lost_total{cause="crash"}`: f.stats.CrashLost,
 		`audit_records_written_total`: f.stats.Records, `audit_records_deduplicated_total`: f.stats.Collapsed,
 		`event_ring_depth`: 5, `event_ring_capacity`: 1024, `policy_errors`: 2, `policy_rules`: uint64(f.status.Rules),
 		`audited_verdicts_total{band="networkpolicy",direction="ingress",policy="networkpolicy.networking.k8s.io/shop/db",verdict="Allow"}`: 12,

@@ -102,8 +102,10 @@ SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 	__u32 ifindex = ctx->ingress_ifindex;
 	struct guard *g = map_lookup(&guards, &ifindex);
 	struct frame f;
-	if (!g || !read(ctx, &f))
+	if (!g || !read(ctx, &f)) {
+		add(COUNT_EXEMPT, 1);
 		return XDP_PASS;
+	}
 	switch (guard_source(g, &f.src, ifindex)) {
 	case GUARD_UNKNOWN:
 		return drop(COUNT_UNKNOWN);
@@ -111,10 +113,13 @@ SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 		// Neighbour discovery starts before there is an address, and from
 		// link-local ones; the kernel sends nothing of the kind on.
 		if ((f.src.words[0] & htonl(0xffc00000)) == htonl(0xfe800000) ||
-		    !(f.src.words[0] | f.src.words[1] | f.src.words[2] | f.src.words[3]))
+		    !(f.src.words[0] | f.src.words[1] | f.src.words[2] | f.src.words[3])) {
+			add(COUNT_EXEMPT, 1);
 			return XDP_PASS;
+		}
 		return drop(COUNT_FORGED);
 	default:
+		add(COUNT_UNPARSED, 1);
 		return XDP_PASS;
 	}
 }

@@ -126,6 +126,18 @@ INLINE enum guarded guard_source(const struct guard *g, const struct address *sr
 	return guard_rest(g, src);
 }
 
+/* guard_sender judges the source address of a packet that arrived at device from and
+ * is on its way to a pod: nobody but the pod itself can have sent one with its
+ * address, by its device or the bridge that has it as a port. */
+INLINE enum guarded guard_sender(const struct address *src, __u32 from)
+{
+	struct local_pod *l = anti_spoofing && from ? map_lookup(&local_pods, src) : 0;
+	if (!l || l->ifindex == 0 || l->ifindex == from)
+		return GUARD_JUDGE;
+	__u32 port = l->ifindex, *bridge = map_lookup(&bridge_ports, &port);
+	return bridge && *bridge == from ? GUARD_JUDGE : GUARD_FORGED;
+}
+
 /* guard_destination judges the destination of a packet to the device. */
 INLINE enum guarded guard_destination(const struct guard *g, const struct address *dst)
 {

@@ -44,6 +44,10 @@ INLINE int guarded(struct skb *skb, struct guard *g, struct packet *p, enum pars
 		add(COUNT_FOREIGN, 1);
 		return TCX_NEXT;
 	}
+	if (egress && guard_sender(&p->src, skb->ingress_ifindex) == GUARD_FORGED) {
+		add(COUNT_FORGED, 1);
+		return TCX_DROP;
+	}
 	switch (egress ? guard_destination(g, &p->dst) : guard_source(g, &p->src, skb->ifindex)) {
 	case GUARD_LEAVE:
 		add(COUNT_FOREIGN, 1);
@@ -119,7 +123,8 @@ INLINE int pass(struct skb *skb, struct slot *s, __u32 place, int egress, __u32 
 			return action;
 		}
 		enter(s ? place + 1 : 0);
-		skb->mark = mark | mark_accept | mark_fast;
+		// Not mark_accept: what only passes accepts no connection once more.
+		skb->mark = (mark & ~mark_accept) | mark_fast;
 	} else if (accelerate && s) {
 		learn(skb, s, place, mark & mark_fast);
 	}
@@ -191,6 +196,10 @@ INLINE int judge(struct skb *skb, int egress)
 			add(COUNT_FORGED, 1);
 			return TCX_DROP;
 		}
+		// Between pods there is ARP and IP: whatever else a frame may carry, IP
+		// in another wrapping among it, would go past any policy.
+		if (inside && skb->protocol != htons(ETH_ARP) && skb->protocol != htons(ETH_IPV6))
+			return leave(1);
 		add(COUNT_EXEMPT, 1);
 		return TCX_NEXT;
 	}

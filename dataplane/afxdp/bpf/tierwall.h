@@ -93,7 +93,7 @@ enum counter {
 	COUNT_DENIED,	  /* dropped: userspace denied the flow a moment ago */
 	COUNT_LIMITED,	  /* dropped: the source sends more first packets than it may */
 	COUNT_ALONE_DROP, /* dropped: no daemon to judge it */
-	COUNT_ALONE_PASS, /* no daemon to judge it: left to the later hook, or passed because the fail mode is open */
+	COUNT_ALONE_PASS, /* no daemon to judge it, or no room in its ring: left to the later hook, or passed because the fail mode is open */
 	COUNT_UNKNOWN,	  /* dropped: an address of the node's pods that no known pod has */
 	COUNT_FORGED,	  /* dropped: another pod's address */
 	COUNT_FOREIGN,	  /* not a pod's business, left alone */

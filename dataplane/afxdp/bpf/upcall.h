@@ -96,6 +96,10 @@ INLINE int upcall(struct skb *skb, const struct packet *p, int egress, __u8 repl
 	if (!d) // being attached or detached
 		return leave(final);
 	__u32 n = skb->gso_segs && !cut ? skb->gso_segs : 1;
+	if (open && sent + n > room) {
+		add(COUNT_ALONE_PASS, 1);
+		return TCX_NEXT;
+	}
 	if (limited(d, p, egress, now, n)) {
 		add(COUNT_LIMITED, 1);
 		return TCX_DROP;
@@ -120,6 +124,8 @@ INLINE int upcall(struct skb *skb, const struct packet *p, int egress, __u8 repl
 	if (skb_store_bytes(skb, 6, meta, sizeof(meta), 0) < 0)
 		return leave(1);
 	add(COUNT_UPCALL, n);
+	if (open)
+		__sync_fetch_and_add(&sent, n);
 	return redirect(upcall_ifindex, 0);
 }
 

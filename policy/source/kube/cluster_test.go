@@ -89,7 +89,7 @@ func TestLiveCluster(t *testing.T) {
 		began := time.Now()
 		objs, snap := r.load("created", func(objs []*api.Object, _ *inventory.Snapshot) bool { return len(in(objs, ns)) == i+1 })
 		lags = append(lags, time.Since(began))
-		r.InForce(objs, snap)
+		r.InForce(objs, inventory.ViewOf(snap))
 		want := versionOf(t, o)
 		if got := r.Observed()["networkpolicies.networking.k8s.io"]; got < want {
 			t.Errorf("object of version %d in force, observed %d", want, got)

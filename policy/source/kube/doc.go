@@ -1,13 +1,13 @@
 // Package kube reads policies and inventory from a Kubernetes API server: once,
 // with [Read], or following every change, with [Source].
 //
-//	            list, watch                 our form                 Load
+//	            list, watch                 our form                 Follow
 //	API server ═════════════► reflector ──► feed ──► sink ──┬──► policies, decoded
-//	  pods, namespaces, nodes, services     (version)       └──► inventory.Snapshot
+//	  pods, namespaces, nodes, services     (version)       └──► inventory.View
 //	  every policy API that is installed
 //	  definitions (names only) ──► discovery: which policy APIs those are
 //
-// A [Source] is a controller.Source. client-go's reflectors list and watch, stream
+// A [Source] is a controller.Follower. client-go's reflectors list and watch, stream
 // lists where the API server can, follow bookmarks, and start again after whatever
 // goes wrong. What they hear is converted at once into the form that policy needs
 // and the rest is dropped: a hundred thousand Pods as the API server sends them
@@ -36,15 +36,17 @@
 // two live pods seem to have belongs to one: the one that is not being deleted, or
 // else the younger.
 //
-// Lists that Load returns are never written to again, and are the same memory as
-// long as nothing in them changes.
+// Lists that Follow returns are never written to again, and are the same memory as
+// long as nothing in them changes. Pods are kept in chunks: a change copies one of
+// them, and two views are compared by which chunks they share, so that nobody walks
+// all pods because of one.
 //
 // # What it guarantees
 //
-// Load returns nothing before everything has been read once: the first table is
+// Follow returns nothing before everything has been read once: the first table is
 // complete. After that it returns what is known, whether the API server answers or
 // not; a lost watch, a version that has expired, a list begun anew change nothing by
-// themselves. Load never returns half of a list.
+// themselves. Follow never returns half of a list.
 //
 // [Source.Observed] tells, by resource, up to which version everything is in force,
 // and never runs ahead of what [Source.InForce] was told.

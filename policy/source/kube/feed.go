@@ -145,6 +145,7 @@ func (f *feed) Replace(objs []any, resourceVersion string) error {
 	if err != nil {
 		return fmt.Errorf("list of %s: %w", f.resource, err)
 	}
+	defer f.src.cfg.OnList(f.resource, len(objs))
 	f.src.mu.Lock()
 	defer f.src.mu.Unlock()
 	f.stats.Lists++

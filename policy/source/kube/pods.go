@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -22,12 +23,15 @@ import (
 // written. The pod that is not being deleted, or else the younger one, has it; the
 // other stays known without it, and gets it back should the winner go.
 type pods struct {
-	listed[inventory.Pod]
+	list       inventory.PodEditor
+	changed    bool // list, since it was last asked for
 	owners     map[netip.Addr]claim
 	losers     map[objectName]*podItem // as they came, with all their addresses
 	namespaces map[string]int          // pods in each
+	mentioned  bool                    // namespaces has other keys than when list was last asked for
 	found      map[objectName]diag.List
 
+	mu     sync.Mutex                   // guards what follows: read uses it
 	labels map[string]map[string]string // one copy of equal label sets
 	ports  map[string][]rule.NamedPort  // and of equal lists of ports
 }
@@ -48,7 +52,6 @@ type podItem struct {
 
 func newPods() *pods {
 	return &pods{
-		listed: listed[inventory.Pod]{name: func(p *inventory.Pod) objectName { return objectName{p.Namespace, p.Name} }},
 		owners: map[netip.Addr]claim{}, losers: map[objectName]*podItem{}, namespaces: map[string]int{},
 		labels: map[string]map[string]string{}, ports: map[string][]rule.NamedPort{},
 	}
@@ -70,8 +73,22 @@ func (s *pods) read(obj any) (any, error) {
 	p := &item.pod
 	p.Namespace, p.Name = item.namespace, item.name
 	p.Node, p.ServiceAccount = intern(p.Node), intern(p.ServiceAccount)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// Here and not when it is put in: while everything is read, all items wait.
+	p.Labels, p.Ports = s.sharedLabels(p.Labels), s.sharedPorts(p.Ports)
 	return item, nil
 }
+
+// get returns a pod, nil when there is none. Read only, until the next put.
+func (s *pods) get(n objectName) *inventory.Pod { return s.list.Get(n.namespace, n.name) }
+
+func (s *pods) put(p *inventory.Pod) {
+	s.list.Put(*p)
+	s.changed = true
+}
+
+func (s *pods) len() int { return s.list.Len() }
 
 func (s *pods) set(item any) bool {
 	it := item.(*podItem)
@@ -107,14 +124,15 @@ func (s *pods) place(n objectName, it *podItem) bool {
 			s.owners[a] = claim{n, it.strength}
 		}
 	}
-	if old != nil && samePod(old, &p) {
+	if old != nil && inventory.SamePod(old, &p) {
 		return false
 	}
 	if old == nil {
-		s.namespaces[n.namespace]++
+		if s.namespaces[n.namespace]++; s.namespaces[n.namespace] == 1 {
+			s.mentioned = true
+		}
 	}
-	p.Labels, p.Ports = s.sharedLabels(p.Labels), s.sharedPorts(p.Ports)
-	s.put(n, &p)
+	s.put(&p)
 	return true
 }
 
@@ -126,7 +144,7 @@ func (s *pods) evict(c claim, a netip.Addr) {
 		s.losers[c.name] = whole
 	}
 	loser.IPs = without(loser.IPs, a)
-	s.put(c.name, &loser)
+	s.put(&loser)
 }
 
 // release gives back the addresses of a pod, but for those to keep.
@@ -164,13 +182,19 @@ func (s *pods) remove(n objectName) bool {
 	s.release(n, old, nil)
 	if s.namespaces[n.namespace]--; s.namespaces[n.namespace] == 0 {
 		delete(s.namespaces, n.namespace)
+		s.mentioned = true
 	}
-	s.put(n, nil)
+	s.list.Delete(n.namespace, n.name)
+	s.changed = true
 	s.settle()
 	return true
 }
 
-func (s *pods) replace(items []any) bool { return replaceAll(s, s.names(), items) }
+func (s *pods) replace(items []any) bool {
+	had := make([]objectName, 0, s.list.Len())
+	s.list.Pods().Each(func(p *inventory.Pod) { had = append(had, objectName{p.Namespace, p.Name}) })
+	return replaceAll(s, had, items)
+}
 
 // findings returns what is odd about pods, for the status.
 func (s *pods) findings() diag.List {
@@ -188,13 +212,9 @@ func (s *pods) findings() diag.List {
 	return l
 }
 
-func samePod(a, b *inventory.Pod) bool {
-	return a.Node == b.Node && a.HostNetwork == b.HostNetwork && a.ServiceAccount == b.ServiceAccount &&
-		slices.Equal(a.IPs, b.IPs) && slices.Equal(a.Ports, b.Ports) && maps.Equal(a.Labels, b.Labels)
-}
-
 // sharedLabels returns the one copy of a label set. The pods of a Deployment have
-// the same; a map of its own for each would be most of what a pod takes.
+// the same; a map of its own for each would be most of what a pod takes. The
+// caller holds mu.
 func (s *pods) sharedLabels(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
@@ -234,18 +254,21 @@ func (s *pods) sharedPorts(ports []rule.NamedPort) []rule.NamedPort {
 	return one
 }
 
-// flush is listed.flush, and forgets shared parts nobody has any more once they
-// are most of them.
-func (s *pods) flush() []inventory.Pod {
-	list := s.listed.flush()
+// flush returns the list with all changes in it. It forgets shared parts nobody
+// has any more once they are most of them.
+func (s *pods) flush() inventory.Pods {
+	s.changed, s.mentioned = false, false
+	list := s.list.Pods()
 	const slack = 1024
-	if len(s.labels) > len(list)+slack || len(s.ports) > len(list)+slack {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.labels) > list.Len()+slack || len(s.ports) > list.Len()+slack {
 		clear(s.labels)
 		clear(s.ports)
-		for i := range list {
-			s.sharedLabels(list[i].Labels)
-			s.sharedPorts(list[i].Ports)
-		}
+		list.Each(func(p *inventory.Pod) {
+			s.sharedLabels(p.Labels)
+			s.sharedPorts(p.Ports)
+		})
 	}
 	return list
 }

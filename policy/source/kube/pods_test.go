@@ -53,7 +53,7 @@ func (s *pods) add(t *testing.T, p *corev1.Pod) bool {
 // state renders who has which address.
 func (s *pods) state() string {
 	var out []string
-	for _, p := range s.flush() {
+	for _, p := range s.flush().List() {
 		out = append(out, fmt.Sprint(p.Name, p.IPs))
 	}
 	return strings.Join(out, " ")
@@ -141,7 +141,7 @@ func TestPodEventsComeToTheList(t *testing.T) {
 			t.Fatalf("seed %d: events: %s\nlist: %s", seed, got, want)
 		}
 		owned := map[netip.Addr]string{}
-		for _, p := range s.flush() {
+		for _, p := range s.flush().List() {
 			for _, a := range p.IPs {
 				if owned[a] != "" {
 					t.Fatalf("seed %d: %s has two owners", seed, a)
@@ -181,7 +181,7 @@ func TestUnchangedPodIsNoNews(t *testing.T) {
 		}
 	}
 	s.add(t, testPod("b", 1, "10.0.0.3"))
-	list := s.flush()
+	list := s.flush().List()
 	a, b := &list[0].Labels, &list[1].Labels
 	(*a)["probe"] = "1"
 	if (*b)["probe"] != "1" {
@@ -197,7 +197,7 @@ func TestListsAreNotWrittenTo(t *testing.T) {
 		s.add(t, testPod(fmt.Sprintf("p%02d", i), 1, fmt.Sprintf("10.0.0.%d", i+1)))
 	}
 	list := s.flush()
-	before := fmt.Sprint(list)
+	before := fmt.Sprint(list.List())
 	for i := range 50 {
 		switch i % 3 {
 		case 0:
@@ -208,8 +208,8 @@ func TestListsAreNotWrittenTo(t *testing.T) {
 			s.add(t, testPod(fmt.Sprintf("p%02dx", i), 2, fmt.Sprintf("10.0.2.%d", i+1)))
 		}
 	}
-	after := s.flush()
-	if fmt.Sprint(list) != before {
+	after := s.flush().List()
+	if fmt.Sprint(list.List()) != before {
 		t.Error("an old list has changed")
 	}
 	if !slices.IsSortedFunc(after, func(a, b inventory.Pod) int { return strings.Compare(a.Name, b.Name) }) || len(after) != 49 {

@@ -30,9 +30,11 @@ type policies struct {
 
 	mu    sync.RWMutex // held for writing with the Source's lock; read alone by read
 	items map[objectName]*policyItem
-	// sorted is items by name, nil after a change: changes of pods are many, and
-	// each wants the whole list.
-	sorted []*policyItem
+	// sorted is items by name, nil until it is asked for, and objects their objects,
+	// never written to once handed out. warned counts items with warnings.
+	sorted  []*policyItem
+	objects []*api.Object
+	warned  int
 }
 
 type policyItem struct {
@@ -125,39 +127,76 @@ func (s *policies) set(item any) bool {
 	if old := s.items[n]; old != nil && old.object == it.object {
 		return false
 	}
-	s.items[n], s.sorted = it, nil
+	s.items[n] = it
+	if s.sorted == nil {
+		return true
+	}
+	i, found := s.find(n)
+	s.objects = slices.Clone(s.objects)
+	if found {
+		s.warn(s.sorted[i], -1)
+		s.sorted[i], s.objects[i] = it, it.object
+	} else {
+		s.sorted, s.objects = slices.Insert(s.sorted, i, it), slices.Insert(s.objects, i, it.object)
+	}
+	s.warn(it, 1)
 	return true
 }
 
 func (s *policies) remove(n objectName) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.items[n]; !ok {
+	it, ok := s.items[n]
+	if !ok {
 		return false
 	}
 	delete(s.items, n)
-	s.sorted = nil
+	if s.sorted == nil {
+		return true
+	}
+	i, _ := s.find(n)
+	s.objects = slices.Delete(slices.Clone(s.objects), i, i+1)
+	s.sorted = slices.Delete(s.sorted, i, i+1)
+	s.warn(it, -1)
 	return true
 }
 
+func (s *policies) find(n objectName) (int, bool) {
+	return slices.BinarySearchFunc(s.sorted, n, func(it *policyItem, n objectName) int { return compareNames(it.id(), n) })
+}
+
+func (s *policies) warn(it *policyItem, n int) {
+	if len(it.warnings) > 0 {
+		s.warned += n
+	}
+}
+
 func (s *policies) replace(items []any) bool {
+	s.mu.Lock()
+	s.sorted, s.objects = nil, nil // not one by one
+	s.mu.Unlock()
 	return replaceAll(s, slices.Collect(maps.Keys(s.items)), items)
 }
 
 func (s *policies) len() int { return len(s.items) }
 
-// load appends what there is, by name, and the warnings about it.
-func (s *policies) load(objs []*api.Object, warnings []diag.Diagnostic) ([]*api.Object, []diag.Diagnostic) {
+// load returns what there is, by name, and appends the warnings about it. The list
+// is read only, and the same memory as long as nothing has changed.
+func (s *policies) load(warnings []diag.Diagnostic) ([]*api.Object, []diag.Diagnostic) {
 	if s.sorted == nil {
 		s.sorted = make([]*policyItem, 0, len(s.items))
+		s.objects = make([]*api.Object, 0, len(s.items))
+		s.warned = 0
 		for _, n := range slices.SortedFunc(maps.Keys(s.items), compareNames) {
-			s.sorted = append(s.sorted, s.items[n])
+			it := s.items[n]
+			s.sorted, s.objects = append(s.sorted, it), append(s.objects, it.object)
+			s.warn(it, 1)
 		}
 	}
-	objs = slices.Grow(objs, len(s.sorted))
-	for _, it := range s.sorted {
-		objs = append(objs, it.object)
-		warnings = append(warnings, it.warnings...)
+	if s.warned > 0 {
+		for _, it := range s.sorted {
+			warnings = append(warnings, it.warnings...)
+		}
 	}
-	return objs, warnings
+	return s.objects, warnings
 }

@@ -103,7 +103,7 @@ func Read(ctx context.Context, config *rest.Config, opts ReadOptions) (
 			return nil, nil, diag.List{}, nil, err
 		}
 		var all []*api.Object
-		all, findings.Warnings = sink.load(nil, findings.Warnings)
+		all, findings.Warnings = sink.load(findings.Warnings)
 		for _, o := range all {
 			findings.Errors = append(findings.Errors, o.Problems...)
 			if o.Value != nil {
@@ -113,7 +113,7 @@ func Read(ctx context.Context, config *rest.Config, opts ReadOptions) (
 	}
 	findings.Add(pods.findings())
 	snap = &inventory.Snapshot{
-		Pods: pods.flush(), Nodes: nodes.flush(), Services: services.flush(),
+		Pods: pods.flush().List(), Nodes: nodes.flush(), Services: services.flush(),
 		Namespaces: withImplied(namespaces.flush(), pods.namespaces),
 	}
 	findings.Sort()

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"bufio"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -46,7 +47,8 @@ const (
 // restored is a snapshot in use.
 type restored struct {
 	objects []*api.Object
-	snap    *inventory.Snapshot
+	view    *inventory.View
+	pods    int
 	time    time.Time
 }
 
@@ -79,7 +81,7 @@ func (s *Source) restoreLate(ctx context.Context) {
 		return
 	}
 	s.log.Warn("API server not read in time, the snapshot is used", "file", s.cfg.Snapshot, "time", r.time,
-		"objects", len(r.objects), "pods", len(r.snap.Pods), "waited", s.cfg.SnapshotWait)
+		"objects", len(r.objects), "pods", r.pods, "waited", s.cfg.SnapshotWait)
 	s.restored = r
 	s.change++
 	s.open()
@@ -115,7 +117,7 @@ func readSnapshot(path string, kinds []api.Kind, maxAge time.Duration, now time.
 	if in.Format != savedFormat || in.World == nil {
 		return nil, fmt.Errorf("format %d, want %d", in.Format, savedFormat)
 	}
-	r := &restored{snap: in.World, time: info.ModTime()}
+	r := &restored{view: inventory.ViewOf(in.World), pods: len(in.World.Pods), time: info.ModTime()}
 	d := decode.Decoder{Kinds: kinds}
 	for _, o := range in.Objects {
 		data, err := json.Marshal(o)
@@ -180,7 +182,7 @@ func (s *Source) agrees(now time.Time) bool {
 	if !s.synced || s.inForce != s.change {
 		return false
 	}
-	for _, f := range append([]*feed{s.definition}, s.world...) {
+	for _, f := range append([]*feed{s.definition}, s.feeds...) {
 		if f.stats.Error != "" || now.Sub(f.stats.LastContact) > silence {
 			return false
 		}
@@ -191,13 +193,6 @@ func (s *Source) agrees(now time.Time) bool {
 // writeSnapshot replaces the file: a reader sees the old one or the new one, and a
 // machine that loses power has one of them.
 func writeSnapshot(path string, k kept) (err error) {
-	out := saved{Format: savedFormat, World: k.world, Objects: make([]any, len(k.objects))}
-	for i, o := range k.objects {
-		out.Objects[i] = o.Value
-		if o.Raw != nil {
-			out.Objects[i] = o.Raw // with the difference between null and absent (X-29)
-		}
-	}
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -216,7 +211,7 @@ func writeSnapshot(path string, k kept) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := json.NewEncoder(z).Encode(&out); err != nil {
+	if err := k.write(z); err != nil {
 		return err
 	}
 	if err := errors.Join(z.Close(), f.Sync(), f.Close()); err != nil {
@@ -230,4 +225,53 @@ func writeSnapshot(path string, k kept) (err error) {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
+}
+
+// write writes what saved is read from, one object after the other: all of it as
+// one text would be some fifty megabytes.
+func (k kept) write(w io.Writer) error {
+	b := bufio.NewWriterSize(w, 64<<10)
+	enc := json.NewEncoder(b)
+	var err error
+	text := func(s string) { _, _ = b.WriteString(s) } // the error comes again with Flush
+	value := func(v any) {
+		if err == nil {
+			err = enc.Encode(v)
+		}
+	}
+	between := func() func() {
+		first := true
+		return func() {
+			if !first {
+				text(",")
+			}
+			first = false
+		}
+	}
+	text(`{"format":`)
+	value(savedFormat)
+	text(`,"objects":[`)
+	comma := between()
+	for _, o := range k.objects {
+		comma()
+		if o.Raw != nil {
+			value(o.Raw) // with the difference between null and absent (X-29)
+		} else {
+			value(o.Value)
+		}
+	}
+	text(`],"World":{"Namespaces":`)
+	value(k.world.Namespaces)
+	text(`,"Nodes":`)
+	value(k.world.Nodes)
+	text(`,"Services":`)
+	value(k.world.Services)
+	text(`,"Pods":[`)
+	comma = between()
+	k.world.EachPod(func(p *inventory.Pod) {
+		comma()
+		value(p)
+	})
+	text("]}}\n")
+	return errors.Join(err, b.Flush())
 }

@@ -39,6 +39,9 @@ type Config struct {
 	// OnNode, if not nil, is told of every Node as the API server sends it. It must
 	// return quickly, and not keep or change the Node.
 	OnNode func(*corev1.Node)
+	// OnList, if not nil, is told when all of a resource has been read, which leaves
+	// garbage of the size of what was read. It must return quickly.
+	OnList func(resource string, objects int)
 	// Logger receives changes of state. nil means slog.Default.
 	Logger *slog.Logger
 }
@@ -49,7 +52,7 @@ const (
 	DefaultSnapshotWait   = 10 * time.Second
 )
 
-// Source reads a cluster. It implements controller.Source: Load waits for the
+// Source reads a cluster. It implements controller.Follower: Follow waits for the
 // first complete view (or the snapshot), and from then on returns what is known at
 // once, whether the API server answers or not. Create it with New, and call Run.
 type Source struct {
@@ -68,7 +71,7 @@ type Source struct {
 
 	mu sync.Mutex
 	// What is read. policies is by group and kind.
-	world      []*feed
+	feeds      []*feed // of the world
 	definition *feed
 	policies   map[groupKind]*policyFeed
 	resolved   bool // discovery has told once which policy resources there are
@@ -83,14 +86,18 @@ type Source struct {
 	inForce uint64 // change of the input in force
 	// versions are those of the input in force, and of the last Load.
 	forceVersions, loadVersions map[string]uint64
-	snap                        *inventory.Snapshot
+	parts                       [][]*api.Object // of objects, by resource
+	objects                     []*api.Object
+	world                       *inventory.View
+	snap                        *inventory.Snapshot // of snapOf
+	snapOf                      *inventory.View
 	kept                        kept // for the snapshot file
 }
 
 // kept is what a table in force was made of.
 type kept struct {
 	objects []*api.Object
-	world   *inventory.Snapshot
+	world   *inventory.View
 }
 
 type groupKind struct{ group, kind string }
@@ -124,6 +131,9 @@ func New(cfg Config) (*Source, error) {
 	if cfg.OnNode == nil {
 		cfg.OnNode = func(*corev1.Node) {}
 	}
+	if cfg.OnList == nil {
+		cfg.OnList = func(string, int) {}
+	}
 	s := &Source{
 		cfg: cfg, log: cfg.Logger, changes: make(chan struct{}, 1), ready: make(chan struct{}), rescan: make(chan struct{}, 1), keep: make(chan struct{}, 1),
 		pods: newPods(), namespaces: newNamespaces(), nodes: newNodes(cfg.OnNode), services: newServices(),
@@ -133,7 +143,7 @@ func New(cfg Config) (*Source, error) {
 		resource string
 		sink     sink
 	}{{"pods", s.pods}, {"namespaces", s.namespaces}, {"nodes", s.nodes}, {"services", s.services}} {
-		s.world = append(s.world, &feed{src: s, resource: f.resource, sink: f.sink})
+		s.feeds = append(s.feeds, &feed{src: s, resource: f.resource, sink: f.sink})
 	}
 	s.definition = &feed{src: s, resource: definitions, sink: newDefinitions(cfg.Kinds, s.lookAgain)}
 	return s, nil
@@ -147,7 +157,7 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, f := range s.world {
+	for _, f := range s.feeds {
 		wg.Go(func() { f.run(ctx, c.core(f.resource), exampleOf(f.resource)) })
 	}
 	wg.Go(func() { s.definition.run(ctx, c.definitions(), exampleOf(definitions)) })
@@ -200,7 +210,7 @@ func (s *Source) checkSynced() {
 // waiting names what has not been read yet. The caller holds the lock.
 func (s *Source) waiting() []string {
 	var out []string
-	for _, f := range append(slices.Clip(s.world), s.definition) {
+	for _, f := range append(slices.Clip(s.feeds), s.definition) {
 		if !f.stats.Synced {
 			out = append(out, f.resource)
 		}
@@ -225,13 +235,26 @@ func (s *Source) open() {
 	}
 }
 
-// Load returns the policies and the world as known now. The first call waits until
-// everything has been read once, or the snapshot is used, or ctx ends. Objects that
-// could not be decoded are there with Problems.
+// Load is [Source.Follow] with all of the world at once, the same pointer as long
+// as it has not changed.
 func (s *Source) Load(ctx context.Context) ([]*api.Object, *inventory.Snapshot, diag.List) {
+	objs, view, found := s.Follow(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.snapOf != view {
+		s.snap, s.snapOf = view.Snapshot(), view
+	}
+	return objs, s.snap, found
+}
+
+// Follow returns the policies and the world as known now. The first call waits
+// until everything has been read once, or the snapshot is used, or ctx ends.
+// Objects that could not be decoded are there with Problems. What is returned is
+// read only; what did not change is the same memory as in the call before.
+func (s *Source) Follow(ctx context.Context) ([]*api.Object, *inventory.View, diag.List) {
 	select {
 	case <-ctx.Done():
-		return nil, &inventory.Snapshot{}, diag.List{}
+		return nil, inventory.ViewOf(&inventory.Snapshot{}), diag.List{}
 	case <-s.ready:
 	}
 	s.mu.Lock()
@@ -239,12 +262,17 @@ func (s *Source) Load(ctx context.Context) ([]*api.Object, *inventory.Snapshot, 
 	s.loaded = s.change
 	s.loadVersions = s.versions()
 	if s.restored != nil {
-		return s.restored.objects, s.restored.snap, diag.List{Warnings: s.restored.findings()}
+		return s.restored.objects, s.restored.view, diag.List{Warnings: s.restored.findings()}
 	}
-	var objs []*api.Object
 	found := diag.List{Warnings: slices.Clone(s.unserved)}
+	var parts [][]*api.Object
 	for _, f := range s.sortedPolicies() {
-		objs, found.Warnings = f.sink.load(objs, found.Warnings)
+		var part []*api.Object
+		part, found.Warnings = f.sink.load(found.Warnings)
+		parts = append(parts, part)
+	}
+	if !slices.EqualFunc(parts, s.parts, sameList) {
+		s.parts, s.objects = parts, slices.Concat(parts...)
 	}
 	found.Add(s.pods.findings())
 	for _, of := range []map[objectName]diag.List{s.pods.found, s.namespaces.found, s.nodes.found, s.services.found} {
@@ -255,19 +283,28 @@ func (s *Source) Load(ctx context.Context) ([]*api.Object, *inventory.Snapshot, 
 			found.Warnings = append(found.Warnings, of[n].Warnings...)
 		}
 	}
-	return objs, s.snapshot(), found
+	return s.objects, s.view(), found
 }
 
-// snapshot returns the world, the same pointer as long as it has not changed.
-func (s *Source) snapshot() *inventory.Snapshot {
-	if s.snap != nil && len(s.pods.pending)+len(s.namespaces.pending)+len(s.nodes.pending)+len(s.services.pending) == 0 {
-		return s.snap
+// sameList reports whether two lists are the same memory.
+func sameList[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// view returns the world, the same pointer as long as it has not changed.
+func (s *Source) view() *inventory.View {
+	others := len(s.namespaces.pending) + len(s.nodes.pending) + len(s.services.pending)
+	if s.world != nil && !s.pods.changed && others == 0 {
+		return s.world
 	}
-	s.snap = &inventory.Snapshot{
-		Pods: s.pods.flush(), Nodes: s.nodes.flush(), Services: s.services.flush(),
-		Namespaces: withImplied(s.namespaces.flush(), s.pods.namespaces),
+	var namespaces []inventory.Namespace
+	if s.world != nil && len(s.namespaces.pending) == 0 && !s.pods.mentioned {
+		namespaces = s.world.Namespaces
+	} else {
+		namespaces = withImplied(s.namespaces.flush(), s.pods.namespaces)
 	}
-	return s.snap
+	s.world = inventory.NewView(namespaces, s.nodes.flush(), s.services.flush(), s.pods.flush())
+	return s.world
 }
 
 func (s *Source) sortedPolicies() []*policyFeed {
@@ -288,10 +325,10 @@ func (s *Source) versions() map[string]uint64 {
 	return out
 }
 
-// InForce tells that what the last Load returned is in force, apart from objects
+// InForce tells that what the last Follow returned is in force, apart from objects
 // that were refused one by one: objs and world are what the table was made of, and
-// are kept for the snapshot. Load and InForce belong to one goroutine.
-func (s *Source) InForce(objs []*api.Object, world *inventory.Snapshot) {
+// are kept for the snapshot. Follow and InForce belong to one goroutine.
+func (s *Source) InForce(objs []*api.Object, world *inventory.View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inForce, s.forceVersions = s.loaded, s.loadVersions
@@ -364,7 +401,7 @@ func (s *Source) Status() Status {
 	if s.restored != nil {
 		st.Snapshot = s.restored.time
 	}
-	feeds := append(slices.Clip(s.world), s.definition)
+	feeds := append(slices.Clip(s.feeds), s.definition)
 	for _, f := range s.policies {
 		feeds = append(feeds, f.feed)
 	}

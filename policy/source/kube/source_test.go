@@ -312,7 +312,7 @@ func TestObserved(t *testing.T) {
 	if got := r.Observed(); len(got) != 0 {
 		t.Errorf("nothing is in force, observed %v", got)
 	}
-	r.InForce(objs, snap)
+	r.InForce(objs, inventory.ViewOf(snap))
 	first := r.Observed()[resource]
 	if first < 105 {
 		t.Errorf("observed %d", first)
@@ -328,7 +328,7 @@ func TestObserved(t *testing.T) {
 	if got := r.Observed()[resource]; got > mark {
 		t.Errorf("loaded, not in force: observed %d", got)
 	}
-	r.InForce(objs, snap)
+	r.InForce(objs, inventory.ViewOf(snap))
 	if got := r.Observed()[resource]; got <= mark {
 		t.Errorf("in force: observed %d", got)
 	}
@@ -346,7 +346,7 @@ func TestSnapshot(t *testing.T) {
 	r.api.apply(t, bad)
 	objs, snap := r.load("start", func(objs []*api.Object, _ *inventory.Snapshot) bool { return len(objs) == 2 })
 	good := slices.DeleteFunc(slices.Clone(objs), func(o *api.Object) bool { return o.Value == nil })
-	r.InForce(good, snap)
+	r.InForce(good, inventory.ViewOf(snap))
 	until(t, "a snapshot", func() bool { _, err := os.Stat(file); return err == nil })
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
@@ -365,7 +365,7 @@ func TestSnapshot(t *testing.T) {
 		if len(found.Warnings) != 1 || !strings.Contains(found.Warnings[0].Message, "snapshot") {
 			t.Errorf("findings %+v", found)
 		}
-		r.InForce(now, restored)
+		r.InForce(now, inventory.ViewOf(restored))
 		if got := r.Observed(); len(got) != 0 {
 			t.Errorf("observed %v from disk", got)
 		}
