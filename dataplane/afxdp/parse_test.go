@@ -290,6 +290,7 @@ func TestKernelKeys(t *testing.T) {
 		{"listener report to somebody", build(t, ether6, ipv6(0), raw(58, 0, 5, 2, 0, 0, 1, 0, 143)), false, asked, unparsed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			onOneCPU(t)
 			for _, k := range []*kernel{strict, loose} {
 				k.t = t
 				want := c.loose

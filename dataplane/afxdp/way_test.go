@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/gopacket"
@@ -201,6 +202,31 @@ func TestWayIsLearnt(t *testing.T) {
 			if fate, mark, _ := w.runOn(w.from, "pod_ingress", c.frame, 0); fate != c.want || fate == across && mark != 0 {
 				t.Errorf("%s: the next packet was %s with mark %#x, want it %s", c.name, fate, mark, c.want)
 			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A flow that could not go across is looked at again when its slot is filled anew.
+func TestWayIsTriedAgain(t *testing.T) {
+	nstest.Need(t, canRun)
+	ns := nstest.New(t)
+	if err := ns.Do(func() error {
+		onOneCPU(t)
+		w := newWayRig(t, ns.NS)
+		frame := build(t, ether4, ipv4(17), &layers.UDP{SrcPort: 40000, DstPort: 8080}, gopacket.Payload("tierwall"))
+		w.flow(frame, 0)
+		leaving := skbContext{Mark: DefaultMarks.Fast, Ifindex: w.to, IngressIfindex: w.from}
+		w.device(w.to, 0)
+		w.pass(frame, w.routed(frame), leaving)
+		w.device(w.to, deviceOpen)
+		w.pass(frame, w.routed(frame), leaving) // still as it was noted
+		time.Sleep(w.cfg.frontTime() + 2*coarseTick(t))
+		w.pass(frame, w.routed(frame), leaving)
+		if fate, _, _ := w.runOn(w.from, "pod_ingress", frame, 0); fate != across {
+			t.Errorf("the next packet was %s", fate)
 		}
 		return nil
 	}); err != nil {

@@ -122,7 +122,7 @@ INLINE void learn(struct skb *skb, struct slot *s, __u32 place, __u32 marked)
 	struct guard *source = map_lookup(&guards, &from), *target = map_lookup(&guards, &to);
 	struct local_pod *pod = map_lookup(&local_pods, &dst);
 	struct way *w = map_lookup(&ways, &place);
-	if (!came || !(came->flags & DEVICE_OPEN) || !d || !(d->flags & DEVICE_OPEN) || from == to || !source ||
+	if (!came || !(came->flags & DEVICE_OPEN) || !d || !(d->flags & DEVICE_OPEN) || !source ||
 	    !target || !w || !suits(s))
 		return;
 	// A bridge floods what it does not know the port of: this may be a copy.

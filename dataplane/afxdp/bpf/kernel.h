@@ -16,6 +16,7 @@ _Static_assert(sizeof(__u64) == 8 && sizeof(void *) == 8, "BPF is a 64-bit machi
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
 #define WEAK __attribute__((weak))
 #define barrier() __asm__ volatile("" ::: "memory")
 

@@ -113,9 +113,29 @@ INLINE int forged_neighbour(struct skb *skb, const struct guard *g)
 	return 0;
 }
 
+// pass lets a packet go that belongs to an accepted flow, with its slot or 0.
+INLINE int pass(struct skb *skb, struct slot *s, __u32 place, int egress, __u32 mark)
+{
+	if (!egress) {
+		int action = accelerate && s ? across(skb, s, place, mark) : 0;
+		if (action) {
+			add(COUNT_ACROSS, 1);
+			return action;
+		}
+		enter(s ? place + 1 : 0);
+		// Not mark_accept: what only passes accepts no connection once more.
+		skb->mark = (mark & ~mark_accept) | mark_fast;
+	} else if (accelerate && s) {
+		learn(skb, s, place, mark & mark_fast);
+	}
+	add(COUNT_HIT, 1);
+	return TCX_NEXT;
+}
+
+// judge has time: what is usual has passed already (usual).
 INLINE int judge(struct skb *skb, int egress)
 {
-	__u32 mark = skb->mark;
+	__u32 mark = skb->mark, ifindex = skb->ifindex;
 
 	// Userspace sent this packet back and upcall_ingress set the bit an
 	// instant ago. The bit ends here, so that it excuses one packet at one
@@ -128,13 +148,6 @@ INLINE int judge(struct skb *skb, int egress)
 		add(COUNT_RETURNED, 1);
 		return TCX_NEXT;
 	}
-	// Read before any flow: see current.
-	__u64 policy = generation;
-	__u32 ifindex = skb->ifindex;
-	__u32 place = 0;
-	struct slot *s = in_front(skb, egress ? 0 : ifindex, policy, &place);
-	if (s)
-		goto pass;
 	// Nor may anything but us say that a pod's packet is accepted.
 	if (!egress && mark & (mark_accept | mark_fast)) {
 		mark &= ~(mark_accept | mark_fast);
@@ -150,6 +163,7 @@ INLINE int judge(struct skb *skb, int egress)
 
 	struct packet p = {.headers = 200};
 	enum parsed parsed = parse(skb, &p, egress);
+	__u64 policy = generation; // read before any flow: see current
 	__u64 now = ktime_coarse();
 	struct flow *f = 0;
 	int known = 0; // f is an accepted flow
@@ -228,34 +242,44 @@ accept:
 	touch(f, now);
 	if (p.closes && !(f->flags & FLOW_CLOSING))
 		f->flags |= FLOW_CLOSING;
-	s = to_front(skb, egress ? 0 : ifindex, policy, &place);
+	__u32 place = 0;
+	struct slot *s = to_front(skb, egress ? 0 : ifindex, policy, &place);
 	if (s && f->flags & FLOW_CLOSING)
 		s->way = WAY_NONE;
-pass:
-	if (!egress) {
-		int action = accelerate && s ? across(skb, s, place, mark) : 0;
-		if (action) {
-			add(COUNT_ACROSS, 1);
-			return action;
-		}
-		enter(s ? place + 1 : 0);
-		// Not mark_accept: what only passes accepts no connection once more.
-		skb->mark = (mark & ~mark_accept) | mark_fast;
-	} else if (accelerate && s) {
-		learn(skb, s, place, mark & mark_fast);
-	}
-	add(COUNT_HIT, 1);
-	return TCX_NEXT;
+	return pass(skb, s, place, egress, mark);
 }
 
-SEC("tcx/ingress") int pod_ingress(struct skb *skb)
+// Functions of their own, so that the code of the usual case is in few cache lines.
+NOINLINE int judge_from(struct skb *skb)
 {
 	return judge(skb, 0);
 }
 
-SEC("tcx/egress") int pod_egress(struct skb *skb)
+NOINLINE int judge_to(struct skb *skb)
 {
 	return judge(skb, 1);
+}
+
+// usual is what most packets meet: their flow is known, and they pass.
+INLINE int usual(struct skb *skb, int egress)
+{
+	__u32 mark = skb->mark, place;
+	if (!(mark & mark_return)) {
+		struct slot *s = in_front(skb, egress ? 0 : skb->ifindex, generation, &place);
+		if (s)
+			return pass(skb, s, place, egress, mark);
+	}
+	return egress ? judge_to(skb) : judge_from(skb);
+}
+
+SEC("tcx/ingress") int pod_ingress(struct skb *skb)
+{
+	return usual(skb, 0);
+}
+
+SEC("tcx/egress") int pod_egress(struct skb *skb)
+{
+	return usual(skb, 1);
 }
 
 // upcall_ingress is on uc0: what the socket transmits on uc1 arrives here and
