@@ -175,6 +175,9 @@ func (b *Backend) hear() error {
 		if b.devices[index] != nil {
 			errs = append(errs, b.detach(index))
 		}
+		if b.exits[index] != nil {
+			errs = append(errs, b.detachExit(index))
+		}
 	}, func(index int) {
 		switch {
 		case b.mode != AttachClsact:
