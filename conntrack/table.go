@@ -18,7 +18,7 @@ type slot int32
 
 // Table is a bounded set of records. Use [New]; the zero value is not usable and
 // a Table must not be copied. All methods may be called from any goroutine; the
-// methods of the packet path are cheap because only one goroutine calls them.
+// methods of the packet path are cheap because one goroutine, or few, call them.
 type Table struct {
 	limits Limits
 
@@ -104,13 +104,7 @@ func (t *Table) Seen(p *Packet, now int64, rec *Record) Result {
 		*rec = *r
 		return Reopened
 	}
-	t.stats.Hits++
-	reply := p.Key != r.Key
-	r.State = advance(r.State, p, reply)
-	r.LastSeen = max(r.LastSeen, now)
-	r.count(p, reply)
-	r.Plain = r.Plain && p.Plain
-	t.news.note(s)
+	reply := t.hit(s, p, now)
 	*rec = *r
 	if reply {
 		return HitReply
@@ -141,8 +135,20 @@ func (t *Table) Lookup(k flow.Key, now int64) (rec Record, reply, ok bool) {
 // must be. A record with the same tuple is replaced; a full table loses the record
 // that has been idle for longest. An invalid key is not stored, and its ID is 0.
 func (t *Table) Insert(key flow.Key, p *Packet, a Admission, now int64) uint64 {
+	id, _ := t.insert(key, p, a, now, nil)
+	return id
+}
+
+// Join is Insert for a table that several goroutines fill. If another one has
+// inserted p's connection since Seen did not find it, Join does with p what Seen
+// does, copies the record to *rec, and returns true and no ID.
+func (t *Table) Join(key flow.Key, p *Packet, a Admission, now int64, rec *Record) (id uint64, joined bool) {
+	return t.insert(key, p, a, now, rec)
+}
+
+func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Record) (id uint64, joined bool) {
 	if !key.Valid() {
-		return 0
+		return 0, false
 	}
 	reply := p.Key != key
 	rec := Record{Admission: a, Since: now, LastSeen: now, Key: key, State: start(p, reply), Plain: p.Plain}
@@ -154,27 +160,36 @@ func (t *Table) Insert(key flow.Key, p *Packet, a Admission, now int64) uint64 {
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	s, ok := t.index.Get(canon) // makes it the most recently used
+	if ok && join != nil {
+		if r := t.at(s); !t.idle(r, now) && !IsNewConnection(r, p) {
+			t.stats.Misses-- // what Seen counted
+			t.hit(s, p, now)
+			*join = *r
+			return 0, true
+		}
+	}
 	t.lastID++
 	rec.ID = t.lastID
 	t.stats.Inserted++
-	if s, ok := t.index.Get(canon); ok { // Get also makes it the most recently used
+	if ok {
 		t.stats.Replaced++
 		t.news.leave(s, t.at(s))
 		*t.at(s) = rec
 		t.news.note(s)
-		return rec.ID
+		return rec.ID, false
 	}
 	if t.index.Len() == t.limits.Records {
 		_, oldest, _ := t.index.RemoveOldest()
 		t.release(oldest)
 		t.stats.Evicted++
 	}
-	s := t.acquire()
+	s = t.acquire()
 	*t.at(s) = rec
 	t.fresh[s/blockSize] |= 1 << (s % blockSize)
 	t.news.note(s)
 	t.index.Add(canon, s)
-	return rec.ID
+	return rec.ID, false
 }
 
 // Restamp gives the connection of which rec is a copy a new admission, after it
@@ -321,6 +336,19 @@ func (t *Table) Stats() Stats {
 // The rest runs with t.mu held.
 
 func (t *Table) at(s slot) *Record { return &t.blocks[s/blockSize][s%blockSize] }
+
+// hit accounts for a packet of the connection in s. reply: from the other side.
+func (t *Table) hit(s slot, p *Packet, now int64) (reply bool) {
+	t.stats.Hits++
+	r := t.at(s)
+	reply = p.Key != r.Key
+	r.State = advance(r.State, p, reply)
+	r.LastSeen = max(r.LastSeen, now)
+	r.count(p, reply)
+	r.Plain = r.Plain && p.Plain
+	t.news.note(s)
+	return reply
+}
 
 func (t *Table) idle(r *Record, now int64) bool {
 	return now-r.LastSeen > int64(t.limits.Timeouts.Idle(r))

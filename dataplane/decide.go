@@ -49,7 +49,7 @@ func (w *Worker) decide(p *Packet, s *snapshot, now int64) Path {
 	}
 	w.seen = conntrack.Packet{Key: h.Key, Length: packetLength(p), TCPSeq: h.TCPSeq, TCPFlags: h.TCPFlags, Plain: p.Plain}
 	// What the host opened with the address it shares is not somebody else's.
-	if w.conns.Seen(&w.seen, now, &w.rec).Found() && !(p.Masked && w.rec.Host&hostSrc != 0) {
+	if w.table(&h.Key).Seen(&w.seen, now, &w.rec).Found() && !(p.Masked && w.rec.Host&hostSrc != 0) {
 		return w.known(p, s, now)
 	}
 	return w.first(p, s, now)
@@ -85,7 +85,7 @@ func (w *Worker) known(p *Packet, s *snapshot, now int64) Path {
 			return DropCut
 		}
 		path = PassRejudged
-	case w.rec.Generation == s.generation:
+	case w.rec.Generation >= s.generation: // by a peer that is ahead
 	case w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key):
 		path = PassKept
 	case w.engine.cfg.Established == Strict && s.vouches(&w.rec):
@@ -114,14 +114,14 @@ func worthRemembering(h *packet.Headers) bool {
 // restamps or forgets it.
 func (w *Worker) rejudge(s *snapshot) (classifier.Decision, Cause) { return w.settle(s, &w.rec) }
 
-// settle gives rec the decision of s. It runs on the worker's goroutine and on
-// the control goroutine, of which the later one does nothing: both come to the
-// same decision, and whoever cuts counts.
+// settle gives rec the decision of s. It runs on the worker's goroutine, on those
+// of its peers and on the control goroutine, of which the later ones do nothing:
+// all come to the same decision, and whoever cuts counts.
 func (w *Worker) settle(s *snapshot, rec *conntrack.Record) (classifier.Decision, Cause) {
 	d, cause := w.judge(s, rec.Key, rec.Service, rec.Host)
 	if d.Verdict == classifier.Allow {
-		w.conns.Restamp(rec, restamped(rec, s.generation, d))
-	} else if w.conns.Forget(rec) {
+		w.table(&rec.Key).Restamp(rec, restamped(rec, s.generation, d))
+	} else if w.table(&rec.Key).Forget(rec) {
 		w.cutTotal.Add(1)
 	}
 	return d, cause
@@ -220,6 +220,9 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 	host := hostEnds(p, p.Reply)
 	d, cause := w.judge(s, k, p.Service, host)
 	if d.Verdict != classifier.Allow {
+		if w.opened(p, now) {
+			return w.known(p, s, now)
+		}
 		if p.onward() && w.maybeNodePort(&h.Key) {
 			return DeferVIP
 		}
@@ -240,10 +243,13 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 		return DropPolicy
 	}
 	p.Remember = worthRemembering(h)
-	conn := w.conns.Insert(k, &w.seen, conntrack.Admission{
+	conn, known := w.insert(p, k, conntrack.Admission{
 		Generation: s.generation, Egress: uint32(d.Egress), Ingress: uint32(d.Ingress), Verdict: uint8(d.Verdict),
 		Host: host, Device: p.Device, Service: p.Service, Recorded: d.Audit || w.forced.allow, Bypassed: p.Remember,
 	}, now)
+	if known {
+		return w.known(p, s, now)
+	}
 	w.decided(p, s, CausePolicy, k, d, conn, now)
 	return PassNew
 }
@@ -314,7 +320,7 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 		w.undecided(p, s, CauseICMPInner, now)
 		return DropICMPInner
 	}
-	if rec, _, found := w.conns.Lookup(inner, now); found {
+	if rec, _, found := w.table(&inner).Lookup(inner, now); found {
 		w.rec = rec
 		if s.vouches(&w.rec) || w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key) {
 			return PassRelated

@@ -133,6 +133,23 @@ type FlowKnower interface {
 	Remembers(k flow.Key) (reply, ok bool)
 }
 
+// Scattered is a Driver whose backend gives a packet to the driver that is next to
+// it (the queue of the CPU it is on), not to the one that had the others of its
+// connection. The workers of such drivers use each other's connection tables.
+type Scattered interface {
+	Driver
+	// Scattered does nothing.
+	Scattered()
+}
+
+// Bound is a Driver that says on which CPUs its worker runs.
+type Bound interface {
+	Driver
+	// Bind is called once, by the worker, before it receives. It may lock the
+	// goroutine to its thread for good.
+	Bind()
+}
+
 // Backend is one way of getting packets to userspace: a set of drivers and the
 // kernel state around them. Its methods belong to the control goroutine.
 type Backend interface {

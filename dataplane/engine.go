@@ -153,7 +153,7 @@ type snapshot struct {
 // Why one step back is enough: when s was published, every record was right by
 // the table before it, or else the change is everything (see Engine.publish).
 func (s *snapshot) vouches(rec *conntrack.Record) bool {
-	return rec.Generation == s.generation || s.settled.Load() || !s.change.Affects(rec.Key)
+	return rec.Generation >= s.generation || s.settled.Load() || !s.change.Affects(rec.Key)
 }
 
 // passedOn reports whether an address of a connection is another pod's than by the
@@ -218,9 +218,11 @@ func New(cfg Config) *Engine {
 		if l, ok := b.(Learner); ok {
 			e.learners = append(e.learners, l)
 		}
+		first := len(e.workers)
 		for q, d := range b.Drivers() {
 			e.workers = append(e.workers, newWorker(e, d, uint8(i), q, len(e.workers)))
 		}
+		introduce(e.workers[first:])
 	}
 	return e
 }

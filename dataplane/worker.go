@@ -17,8 +17,10 @@ const (
 	// expireEvery is how often idle connections are looked for, nanoseconds.
 	expireEvery = int64(100 * time.Millisecond)
 	// expireSlots is how many records are examined then: a full default table
-	// every 13 seconds, at some 10 µs a time.
+	// every 13 seconds, at some 10 µs a time. After a longer pause, of an idle
+	// driver, it is as many as were due, up to expireMost.
 	expireSlots = 512
+	expireMost  = 16 * expireSlots
 	// sampleEvery is the least distance between two events of the same problem.
 	sampleEvery = int64(time.Second)
 	// maxRecvFails is how many Recv failures in a row end a worker: with the
@@ -28,11 +30,13 @@ const (
 )
 
 // Worker decides the packets of one driver. It has one goroutine, which owns
-// every field not said to be shared; nothing is locked that another worker uses.
+// every field not said to be shared; nothing is locked that another worker uses,
+// except where the driver is Scattered.
 type Worker struct {
 	engine  *Engine
 	driver  Driver
 	conns   *conntrack.Table // shared with the control goroutine, locks for itself
+	peers   []*Worker        // whose tables have our connections, too; see table
 	ring    *Ring            // this end: producer
 	backend uint8
 	queue   int
@@ -93,6 +97,9 @@ func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
 // run moves batches until the driver is closed (nil) or broken (its error).
 func (w *Worker) run(ctx context.Context) error {
 	defer w.ring.Flush()
+	if d, ok := w.driver.(Bound); ok {
+		d.Bind()
+	}
 	fails := 0
 	for {
 		err := w.driver.Recv(&w.batch)
@@ -175,8 +182,9 @@ func (w *Worker) process(b *Batch) {
 }
 
 func (w *Worker) expire(now int64) {
+	slots := expireSlots * ((now - w.lastExpire) / expireEvery)
 	w.lastExpire = now
-	w.conns.Expire(now, expireSlots)
+	w.conns.Expire(now, int(min(max(slots, expireSlots), expireMost)))
 }
 
 // rejudgeAll re-evaluates the records of older generations that s's change

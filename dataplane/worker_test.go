@@ -61,8 +61,8 @@ func TestNoAllocations(t *testing.T) {
 				b.Packets[i] = c.p
 			}
 			b.N = BatchSize
-			gen := uint64(1)
-			snaps := [2]*snapshot{}
+			next := 0
+			snaps := [21]*snapshot{} // one per run, with the first that is not measured
 			if c.stale {
 				for i := range snaps {
 					stub := &Stub{Gen: uint64(2 + i), Allowed: onlyPort80, Quiet: true}
@@ -72,8 +72,8 @@ func TestNoAllocations(t *testing.T) {
 			before := x.w.count.paths[c.want]
 			allocs := testing.AllocsPerRun(20, func() {
 				if c.stale {
-					gen++
-					x.e.current.Store(snaps[gen%2])
+					x.e.current.Store(snaps[next])
+					next++
 				}
 				x.now += int64(time.Millisecond)
 				x.w.process(&b)

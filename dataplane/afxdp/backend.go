@@ -24,11 +24,12 @@ import (
 
 // Backend implements dataplane.Backend. See the package comment.
 type Backend struct {
-	config Config
-	log    *slog.Logger
-	driver *driver
+	config  Config
+	log     *slog.Logger
+	drivers []*driver // by queue; none with AttachXDPGeneric
 
 	epoch epoch // which flows the kernel side remembers still count
+	heart heart // that we are alive
 
 	host hostSet
 	// Everything below is used on the namespace thread only.
@@ -58,7 +59,7 @@ type Backend struct {
 
 var _ dataplane.Drainer = (*Backend)(nil)
 
-// New loads the programs, creates the upcall pair and binds the socket, in the
+// New loads the programs, creates the upcall pair and binds the sockets, in the
 // network namespace of the calling thread. No device is judged before the first
 // Update. On error nothing is left behind.
 func New(c Config) (*Backend, error) {
@@ -112,7 +113,7 @@ func (b *Backend) open() (err error) {
 		return b.openGuard()
 	}
 	maxFrame := b.config.maxFrame()
-	if b.pair, err = openUpcallPair(b.nl, b.pins, maxFrame-etherHeader); err != nil {
+	if b.pair, err = openUpcallPair(b.nl, b.pins, maxFrame-etherHeader, b.config.Queues); err != nil {
 		return err
 	}
 	if err := b.choose(b.pair.stack); err != nil {
@@ -137,26 +138,32 @@ func (b *Backend) open() (err error) {
 	if err := b.pair.start(&b.objects.podObjects, b.mode); err != nil {
 		return err
 	}
-	sock, err := openSocket(b.pair.socket.Attrs().Index, b.config.FrameSize, b.config.Ring)
-	if err != nil {
-		return err
-	}
-	if b.driver, err = newDriver(sock, &b.objects, &b.epoch, nonce, b.config.Strict); err != nil {
-		sock.close()
-		return err
-	}
-	b.driver.hostSet, b.driver.onward = &b.host, b.onward
-	if b.config.FailOpen {
-		b.driver.ring = uint64(b.config.Ring)
-		b.driver.makeRoom()
-	}
-	if err := b.objects.Sockets.Put(uint32(0), uint32(sock.xsk.FD())); err != nil {
-		return fmt.Errorf("give the socket to the upcall pair: %w", err)
+	for queue := range b.config.Queues {
+		if err := b.openQueue(queue, nonce); err != nil {
+			return err
+		}
 	}
 	if b.watch, err = newWatch(b.config.Accelerate); err != nil {
 		return err
 	}
 	return b.startGuard()
+}
+
+// openQueue makes the driver of a queue of the upcall pair.
+func (b *Backend) openQueue(queue int, nonce uint8) error {
+	sock, err := openSocket(b.pair.socket.Attrs().Index, queue, b.config.FrameSize, b.config.Ring)
+	if err != nil {
+		return err
+	}
+	d, err := newDriver(sock, b, queue, nonce)
+	if err != nil {
+		return errors.Join(err, sock.close())
+	}
+	b.drivers = append(b.drivers, d)
+	if err := b.objects.Sockets.Put(uint32(queue), uint32(sock.xsk.FD())); err != nil {
+		return fmt.Errorf("give a socket to the upcall pair: %w", err)
+	}
+	return nil
 }
 
 // waitForNamespace takes the lock, with patience for a daemon that is stopping.
@@ -180,8 +187,7 @@ type objects struct {
 func (b *Backend) begin() (nonce uint8, err error) {
 	b.epoch.cells = b.objects.Cells
 	b.epoch.shared = sharedVars{
-		generation: b.objects.Generation, floor: b.objects.ValidFrom, alive: b.objects.Alive, nonce: b.objects.Nonce,
-		sent: b.objects.Sent, room: b.objects.Room,
+		generation: b.objects.Generation, floor: b.objects.ValidFrom,
 	}
 	if err := b.epoch.adopt(); err != nil {
 		return 0, err
@@ -195,7 +201,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 			"droppedWithoutDaemon", b.base[countAloneDrop]+b.base[countUnheard])
 	}
 	var n uint32
-	if err := b.epoch.shared.nonce.Get(&n); err != nil {
+	if err := b.objects.Nonce.Get(&n); err != nil {
 		return 0, fmt.Errorf("read the nonce: %w", err)
 	}
 	for n == 0 {
@@ -204,7 +210,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 		n = uint32(random[0])
 	}
 	// From here on there is somebody to ask, if not yet a worker to answer.
-	return uint8(n), errors.Join(b.epoch.shared.nonce.Set(n), b.epoch.shared.alive.Set(coarseNow()))
+	return uint8(n), errors.Join(b.objects.Nonce.Set(n), b.heart.start(b.objects.Alive, b.config.Queues))
 }
 
 // load puts the programs into the kernel with the configuration as constants.
@@ -225,6 +231,7 @@ func (b *Backend) load(maxFrame int) error {
 	cost, credit := b.config.upcallLimit()
 	for name, value := range map[string]any{
 		"upcall_ifindex": uint32(b.pair.stack.Attrs().Index),
+		"queues":         uint32(b.config.Queues),
 		"max_frame":      uint32(maxFrame),
 		"mark_accept":    b.config.Marks.Accept,
 		"mark_fast":      b.config.Marks.Fast,
@@ -251,6 +258,13 @@ func (b *Backend) load(maxFrame int) error {
 	}
 	b.spec = spec
 	old := b.pins.maps(spec)
+	taken := old != nil
+	if taken && !b.pair.adopted {
+		// An earlier process's programs know another pair. While they are at work
+		// there is nobody to ask by it.
+		old["sockets"].Close()
+		delete(old, "sockets")
+	}
 	defer func() {
 		for _, m := range old {
 			m.Close()
@@ -262,28 +276,32 @@ func (b *Backend) load(maxFrame int) error {
 		}
 		return fmt.Errorf("load the programs: %w", err)
 	}
-	if old != nil {
+	o := &b.objects
+	switch {
+	case taken && !b.pair.adopted:
+		return b.pins.replaceMap(spec, "sockets", o.Sockets)
+	case taken:
 		return nil
 	}
-	o := &b.objects
 	return b.pins.keepMaps(spec, map[string]*ebpf.Map{
 		"flows": o.Flows, "later": o.Later, "denied": o.Denied, "cells": o.Cells, "devices": o.Devices,
 		"counters": o.Counters, "sockets": o.Sockets, ".data.shared": o.Shared, "origins": o.Origins, "exits": o.Exits,
+		"rooms": o.Rooms,
 	})
 }
 
 // Name implements dataplane.Backend.
 func (b *Backend) Name() string { return "afxdp" }
 
-// Drivers implements dataplane.Backend. There is one: a connection's two
-// directions must meet in one worker, and the upcall pair's queues would be
-// chosen by a hash that does not know they belong together.
-// With AttachXDPGeneric there is none at all.
+// Drivers implements dataplane.Backend: one for each queue of the upcall pair, each
+// of which may get packets of any connection (dataplane.Scattered). With
+// AttachXDPGeneric there is none.
 func (b *Backend) Drivers() []dataplane.Driver {
-	if b.driver == nil {
-		return nil
+	all := make([]dataplane.Driver, len(b.drivers))
+	for i, d := range b.drivers {
+		all[i] = d
 	}
-	return []dataplane.Driver{b.driver}
+	return all
 }
 
 // Update implements dataplane.Backend. What c may be about counts as unknown from
@@ -306,8 +324,8 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 		b.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
 		// What is not ours any more goes whatever keeps a device from being ours.
 		err := errors.Join(b.refresh(), b.release())
-		b.guardChanged()     // a generation begins anyway
-		if b.driver == nil { // nothing is remembered
+		b.guardChanged()         // a generation begins anyway
+		if len(b.drivers) == 0 { // nothing is remembered
 			return err
 		}
 		return errors.Join(err, b.epoch.advance(c))
@@ -380,22 +398,23 @@ const (
 // Drain implements dataplane.Drainer: the programs believe at once that there is no
 // daemon, and what they had sent up is judged.
 func (b *Backend) Drain() error {
-	if b.driver == nil {
+	if len(b.drivers) == 0 {
 		return nil
 	}
-	b.driver.drained.Store(true)
+	if err := b.heart.stop(); err != nil {
+		return fmt.Errorf("afxdp: %w", err)
+	}
 	var before, now [2]uint64
 	began := time.Now()
 	for busy := began; time.Since(busy) < drainStill; time.Sleep(time.Millisecond) {
 		err := b.thread.do(func() error {
 			now = [2]uint64{b.count(countUpcall), b.count(countReceived)}
-			// Again and again: a worker may have been about to give a sign of life.
-			return b.epoch.shared.alive.Set(uint64(0))
+			return nil
 		})
 		if err != nil {
 			return fmt.Errorf("afxdp: %w", err)
 		}
-		if now != before || !b.driver.idle() {
+		if now != before || !b.idle() {
 			before, busy = now, time.Now()
 		}
 		if time.Since(began) > drainPatience {
@@ -403,6 +422,16 @@ func (b *Backend) Drain() error {
 		}
 	}
 	return nil
+}
+
+// idle reports whether no packet waits for a verdict in any queue.
+func (b *Backend) idle() bool {
+	for _, d := range b.drivers {
+		if !d.idle() {
+			return false
+		}
+	}
+	return true
 }
 
 // releaseWait bounds the wait for a worker that holds a batch while the backend
@@ -433,11 +462,9 @@ func (b *Backend) shut() error {
 	b.closed = true
 	var errs []error
 	// What was taken over stays even if we came no further.
-	pinned := b.pins.dir != "" && (b.driver != nil || b.pair != nil && b.pair.adopted)
+	pinned := b.pins.dir != "" && (len(b.drivers) > 0 || b.pair != nil && b.pair.adopted)
 	if pinned {
-		if b.driver != nil {
-			errs = append(errs, b.epoch.shared.alive.Set(uint64(0)))
-		}
+		errs = append(errs, b.heart.stop())
 		for _, d := range b.devices {
 			errs = append(errs, d.close())
 		}
@@ -460,12 +487,15 @@ func (b *Backend) shut() error {
 	if b.objects.Counters != nil {
 		b.final = b.stats()
 	}
-	if b.driver != nil {
-		errs = append(errs, b.driver.Close())
+	for _, d := range b.drivers {
+		errs = append(errs, d.Close())
+	}
+	late := time.After(releaseWait)
+	for _, d := range b.drivers {
 		select {
-		case <-b.driver.released:
-		case <-time.After(releaseWait):
-			errs = append(errs, errors.New("the worker still holds packets; the socket is released when it lets go"))
+		case <-d.released:
+		case <-late:
+			errs = append(errs, errors.New("a worker still holds packets; its socket is released when it lets go"))
 		}
 	}
 	if b.pair != nil {

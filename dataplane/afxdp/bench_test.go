@@ -70,7 +70,7 @@ func BenchmarkUpcall(b *testing.B) {
 	node := nstest.NewNode(b)
 	from, to := node.AddPod(b, "a"), node.AddPod(b, "b")
 	var backend *Backend
-	if err := node.NS.Do(func() (err error) { backend, err = New(Config{Strict: true, UpcallRate: -1}); return err }); err != nil {
+	if err := node.NS.Do(func() (err error) { backend, err = New(Config{Strict: true, Queues: 1, UpcallRate: -1}); return err }); err != nil {
 		b.Fatal(err)
 	}
 	defer backend.Close()

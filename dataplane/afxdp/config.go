@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/bits"
 	"path"
+	"runtime"
 	"time"
 
 	"github.com/tierwall/tierwall/dataplane"
@@ -24,8 +25,15 @@ type Config struct {
 	// own limit for XDP). Larger packets count as unparsable. GSO packets are
 	// cut into packets of the MTU first and are always fine.
 	FrameSize int
-	// Ring is the number of packet buffers, a power of two of at least 64;
-	// default 2048. A burst of more first packets than that is lost.
+	// Queues is the number of queues of the upcall pair, each with a socket and a
+	// driver of its own, which gets what comes up on its CPU; with fewer queues
+	// than CPUs, several share one. At most 256; default one per CPU that the
+	// process may use. One queue is enough where one CPU can judge all first
+	// packets, and costs more for each: they come from other CPUs.
+	Queues int
+	// Ring is the number of packet buffers of a queue, a power of two of at least
+	// 64. A burst of more first packets than that is lost. Default 2048, less with
+	// more than 8 queues: 16384 in all (32 MB), but at least 512.
 	Ring int
 	// FlowEntries bounds the accepted connections the kernel remembers; default
 	// 262144 (about 33 MB). LaterEntries bounds the flows known to be the later
@@ -40,8 +48,9 @@ type Config struct {
 	// daemon, and when the ring is full. Without it that is dropped, or left to the
 	// later hook if there is one; a full ring drops in any case then.
 	FailOpen bool
-	// AliveTime is how long a daemon may give no sign of life, which it does
-	// every 100 ms, before it counts as dead; default 2 s.
+	// AliveTime is how long a daemon may give no sign of life, which each of its
+	// workers does at least five times in this time, before it counts as dead;
+	// default 2 s, at least 500 ms.
 	AliveTime time.Duration
 	// UpcallRate bounds the first packets per second of one source: a pod's
 	// device, or the address (IPv6: the /64) of somebody else. UpcallBurst is how
@@ -129,7 +138,8 @@ func (c *Config) fill() error {
 		}
 	}
 	def(&c.FrameSize, 2048)
-	def(&c.Ring, 2048)
+	def(&c.Queues, min(runtime.NumCPU(), MaxQueues))
+	def(&c.Ring, defaultRing(c.Queues))
 	def(&c.FlowEntries, 262144)
 	def(&c.LaterEntries, 65536)
 	def(&c.UpcallRate, 50_000)
@@ -157,14 +167,17 @@ func (c *Config) check() error {
 	if c.FrameSize != 2048 && c.FrameSize != 4096 {
 		bad("frame size %d: want 2048 or 4096", c.FrameSize)
 	}
+	if c.Queues < 1 || c.Queues > MaxQueues {
+		bad("%d queues: want 1 to %d", c.Queues, MaxQueues)
+	}
 	if c.Ring < 2*dataplane.BatchSize || c.Ring > 1<<16 || c.Ring&(c.Ring-1) != 0 {
 		bad("ring %d: want a power of two from %d to 65536", c.Ring, 2*dataplane.BatchSize)
 	}
 	if c.UpcallBurst < 1 || c.UpcallRate > 1e9 {
 		bad("upcall rate %d and burst %d: want a burst of at least one packet and less than a packet per nanosecond", c.UpcallRate, c.UpcallBurst)
 	}
-	if c.AliveTime < 5*recvWait*time.Millisecond || c.DenyTime < 0 {
-		bad("times %v and %v: want at least %v and not less than nothing", c.AliveTime, c.DenyTime, 5*recvWait*time.Millisecond)
+	if c.AliveTime < minAliveTime || c.DenyTime < 0 {
+		bad("times %v and %v: want at least %v and not less than nothing", c.AliveTime, c.DenyTime, minAliveTime)
 	}
 	if c.FlowEntries < 1 || c.LaterEntries < 1 {
 		bad("flow map of %d and %d entries: want at least one connection in each", c.FlowEntries, c.LaterEntries)
@@ -188,6 +201,21 @@ func (c *Config) check() error {
 		return fmt.Errorf("afxdp configuration: %w", err)
 	}
 	return nil
+}
+
+// minAliveTime allows for a scheduler under load.
+const minAliveTime = 500 * time.Millisecond
+
+// recvWait is how long an idle Recv sleeps before it returns empty-handed, in ms.
+func (c *Config) recvWait() int { return int(c.AliveTime.Milliseconds() / 5) }
+
+// defaultRing is Config.Ring for a number of queues.
+func defaultRing(queues int) int {
+	ring := 2048
+	for ring > 512 && ring*queues > 16384 {
+		ring /= 2
+	}
+	return ring
 }
 
 // upcallLimit is the rate limit as the kernel side has it: ns that a packet costs,

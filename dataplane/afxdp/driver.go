@@ -1,6 +1,7 @@
 package afxdp
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -15,20 +16,19 @@ import (
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
-// recvWait is how long Recv sleeps before it returns empty-handed, in ms.
-const recvWait = 100
-
 // yields is how often Recv looks again after a batch before it sleeps.
 const yields = 8
 
 // errGone means the upcall pair was removed under us. It does not heal.
 var errGone = errors.New("afxdp: the upcall pair is gone; restart the backend")
 
-// driver is the one queue of the backend. Recv and Apply run on the worker's
+// driver is one queue of the backend. Recv and Apply run on the worker's
 // goroutine and own every field up to mu; a packet's Frame points into the
 // socket's buffers from Recv to the end of Apply.
 type driver struct {
 	sock  *socket
+	queue int
+	wait  int // how long an idle Recv sleeps, ms
 	nonce uint8
 	final bool // nothing judges after us (Config.Strict)
 
@@ -52,11 +52,13 @@ type driver struct {
 	onward  bool // what is deferred is seen again where it leaves
 
 	epoch     *epoch
+	heart     *heart
+	home      home          // where the worker runs
 	patience  int           // how often Recv yields the CPU before it sleeps
-	ring      uint64        // frames the ring holds; 0 = a full one drops
 	beaten    uint64        // when the last sign of life was given
-	drained   atomic.Bool   // no more signs of life
 	inHand    atomic.Int64  // frames between Recv and the end of Apply
+	room      room          // tells the kernel side what the ring has room for
+	waiting   int           // packets left in the ring when the batch was taken
 	forgotten atomic.Uint64 // accepted packets whose flow could not be written
 	overflow  atomic.Uint64 // accepted packets the transmit ring or an upcall had no room for
 
@@ -72,24 +74,42 @@ var (
 	_ dataplane.Rejecter   = (*driver)(nil)
 	_ dataplane.HostKnower = (*driver)(nil)
 	_ dataplane.FlowKnower = (*driver)(nil)
+	_ dataplane.Scattered  = (*driver)(nil)
+	_ dataplane.Bound      = (*driver)(nil)
 )
 
-func newDriver(sock *socket, o *objects, e *epoch, nonce uint8, strict bool) (*driver, error) {
+func newDriver(sock *socket, b *Backend, queue int, nonce uint8) (*driver, error) {
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("create an eventfd: %w", err)
 	}
 	d := &driver{
-		sock: sock, nonce: nonce, devices: o.Devices, final: strict, epoch: e,
+		sock: sock, queue: queue, wait: b.config.recvWait(), nonce: nonce, final: b.config.Strict,
+		devices: b.objects.Devices, hostSet: &b.host, epoch: &b.epoch, heart: &b.heart,
+		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.onward,
 		wake: wake, released: make(chan struct{}),
 	}
-	d.flows.init(o.Flows)
-	d.later.init(o.Later)
-	d.denied.init(o.Denied)
-	d.veiled.init(o.Origins)
+	if b.config.FailOpen {
+		if d.room.memory, err = b.objects.Rooms.Memory(); err != nil {
+			return nil, errors.Join(fmt.Errorf("map the queues' room: %w", err), unix.Close(wake))
+		}
+		d.room.queue, d.room.ring = queue, uint64(b.config.Ring)
+		d.room.makeRoom(0)
+	}
+	d.flows.init(b.objects.Flows)
+	d.later.init(b.objects.Later)
+	d.denied.init(b.objects.Denied)
+	d.veiled.init(b.objects.Origins)
 	d.poll = [2]unix.PollFd{{Fd: int32(sock.xsk.FD()), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	return d, nil
 }
+
+// Scattered implements dataplane.Scattered: a packet comes up on the queue of the
+// CPU it is on.
+func (d *driver) Scattered() {}
+
+// Bind implements dataplane.Bound.
+func (d *driver) Bind() { d.home.bind() }
 
 // Recv implements dataplane.Driver.
 func (d *driver) Recv(b *dataplane.Batch) error {
@@ -134,14 +154,17 @@ func (d *driver) receive(b *dataplane.Batch) error {
 	d.patience = 0
 	if xsk.NumReceived() == 0 {
 		d.poll[0].Revents, d.poll[1].Revents = 0, 0
-		if _, err := unix.Poll(d.poll[:], recvWait); err != nil && err != unix.EINTR {
+		if _, err := unix.Poll(d.poll[:], d.wait); err != nil && err != unix.EINTR {
 			return fmt.Errorf("poll the upcall pair: %w", err)
 		}
 	}
-	n := min(xsk.NumReceived(), dataplane.BatchSize)
-	d.makeRoom()
+	there := xsk.NumReceived()
+	n := min(there, dataplane.BatchSize)
+	d.waiting = there - n
+	d.room.makeRoom(there)
 	if n == 0 {
 		d.beat(coarseNow())
+		d.home.leave()
 		return d.alive()
 	}
 	stray := d.free[:0]
@@ -188,17 +211,28 @@ func (d *driver) receive(b *dataplane.Batch) error {
 // the ring: what a veth device queues.
 const onTheWay = 256
 
+// room is a queue's element of the map rooms, and what is needed to fill it in.
+type room struct {
+	memory *ebpf.Memory // nil: a full ring drops
+	queue  int
+	ring   uint64 // frames the ring holds
+}
+
 // makeRoom tells the kernel side how many more frames the ring has room for. What
 // is more passes unjudged (Config.FailOpen).
-func (d *driver) makeRoom() {
-	if d.ring == 0 {
+func (r *room) makeRoom(waiting int) {
+	if r.memory == nil {
 		return
 	}
-	var sent uint64
-	free := d.ring - min(uint64(d.sock.xsk.NumReceived())+min(onTheWay, d.ring/2), d.ring)
-	if d.epoch.shared.sent.Get(&sent) == nil {
-		_ = d.epoch.shared.room.Set(sent + free) // a store to mapped memory
+	const size = 16 // of struct room
+	var word [8]byte
+	at := int64(r.queue) * size
+	if _, err := r.memory.ReadAt(word[:], at); err != nil {
+		return
 	}
+	free := r.ring - min(uint64(waiting)+min(onTheWay, r.ring/2), r.ring)
+	binary.LittleEndian.PutUint64(word[:], binary.LittleEndian.Uint64(word[:])+free)
+	_, _ = r.memory.WriteAt(word[:], at+size/2)
 }
 
 // alive notices that the device is gone, which poll does not report: the kernel
@@ -218,9 +252,9 @@ const beatEvery = 50e6
 
 // beat gives the kernel side a sign of life.
 func (d *driver) beat(now uint64) {
-	if now-d.beaten >= beatEvery && !d.drained.Load() {
+	if now-d.beaten >= beatEvery {
 		d.beaten = now
-		_ = d.epoch.shared.alive.Set(now) // a store to mapped memory
+		d.heart.beat(d.queue, now)
 	}
 }
 
@@ -253,11 +287,13 @@ func (d *driver) settle(b *dataplane.Batch) error {
 	tx, free := d.tx[:0], d.free[:0]
 	now := coarseNow()
 	d.beat(now)
+	d.home.account(now, d.n, d.waiting)
 	e := d.epoch
 	var err error
-	if e.addrs.crowded > maxCrowded {
+	if e.addrs.crowded.Load() > maxCrowded {
 		err = e.restart()
 	}
+	// Read before addresses are added: see restart.
 	s := flowState{Generation: e.generation.Load(), Last: now}
 	d.flows.n, d.later.n, d.denied.n, d.veiled.n = 0, 0, 0, 0
 	sent := uint32(0) // bit per ID, so that a batch that lost packets leaks no buffer

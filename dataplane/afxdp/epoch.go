@@ -1,6 +1,7 @@
 package afxdp
 
 import (
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -32,7 +33,7 @@ type epoch struct {
 
 // sharedVars are the variables of the programs that outlive the process.
 type sharedVars struct {
-	generation, floor, alive, nonce, sent, room *ebpf.Variable
+	generation, floor *ebpf.Variable
 }
 
 // adopt takes the generation over from an earlier process.
@@ -87,14 +88,18 @@ func (e *epoch) invalidate(c dataplane.Change, g uint64) error {
 }
 
 // restart forgets which addresses are in use, and with them every flow: each is
-// judged once more. It belongs to the driver, which alone adds addresses.
+// judged once more.
+//
+// Drivers read the generation before they add a flow's addresses. Whoever still
+// finds an address here, or adds one that is wiped out, has read an older
+// generation than the one that starts after that, and its flow does not count.
 func (e *epoch) restart() error {
-	if !e.mu.TryLock() { // somebody walks through the addresses; there is no hurry
+	if !e.mu.TryLock() { // somebody walks through the addresses, or does the same; there is no hurry
 		return nil
 	}
 	defer e.mu.Unlock()
-	g := e.generation.Add(1)
 	e.addrs.clear()
+	g := e.generation.Add(1)
 	if err := e.shared.floor.Set(g); err != nil {
 		return fmt.Errorf("start generation %d: %w", g, err)
 	}
@@ -102,14 +107,37 @@ func (e *epoch) restart() error {
 }
 
 // registry knows the addresses of remembered flows, so that a change of policy
-// can be asked about each. One goroutine adds, any number may ask. It is bounded:
-// a cell that has more addresses than ways counts as changed by every change.
+// can be asked about each. Any goroutine may add and ask. It is bounded: a cell
+// that has more addresses than ways counts as changed by every change, and needs
+// no more of them.
 type registry struct {
-	cells [numCells]struct {
-		n     atomic.Uint32 // addresses in use, ways+1 = more than fit
-		addrs [ways]flow.Addr
-	}
-	crowded int // cells that are full; the adder's
+	mu      sync.Mutex // of those who have a new address, and of clear
+	crowded atomic.Int32
+	cells   [numCells]cell
+}
+
+type cell struct {
+	n     atomic.Uint32 // addresses in use, ways+1 = more than fit
+	addrs [ways]atomicAddr
+}
+
+// atomicAddr is a flow.Addr in two halves. One that is read while it changes has a
+// half of each, and may pass for a third: see restart.
+type atomicAddr [2]atomic.Uint64
+
+func (a *atomicAddr) is(b *flow.Addr) bool {
+	return a[1].Load() == binary.LittleEndian.Uint64(b[8:]) && a[0].Load() == binary.LittleEndian.Uint64(b[:8])
+}
+
+func (a *atomicAddr) load() (b flow.Addr) {
+	binary.LittleEndian.PutUint64(b[:8], a[0].Load())
+	binary.LittleEndian.PutUint64(b[8:], a[1].Load())
+	return b
+}
+
+func (a *atomicAddr) store(b *flow.Addr) {
+	a[0].Store(binary.LittleEndian.Uint64(b[:8]))
+	a[1].Store(binary.LittleEndian.Uint64(b[8:]))
 }
 
 const ways = 4
@@ -117,25 +145,43 @@ const ways = 4
 // maxCrowded is how many crowded cells are worth a restart.
 const maxCrowded = numCells / 4
 
-// add returns the cell of an address, which is known from now on.
+// add returns the cell of an address, which is known from now on. It takes a lock
+// only for one that was not.
 func (r *registry) add(a *flow.Addr) uint16 {
-	cell := cellOf(a)
-	c := &r.cells[cell]
+	at := cellOf(a)
+	if c := &r.cells[at]; !c.has(a) {
+		r.learn(c, a)
+	}
+	return at
+}
+
+// has reports whether an address needs no adding.
+func (c *cell) has(a *flow.Addr) bool {
 	n := c.n.Load()
-	for i := range min(n, ways) {
-		if c.addrs[i] == *a {
-			return cell
+	if n > ways {
+		return true
+	}
+	for i := range n {
+		if c.addrs[i].is(a) {
+			return true
 		}
 	}
-	switch {
-	case n < ways:
-		c.addrs[n] = *a // published by the store, never written again
-		c.n.Store(n + 1)
-	case n == ways:
-		c.n.Store(ways + 1)
-		r.crowded++
+	return false
+}
+
+func (r *registry) learn(c *cell, a *flow.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c.has(a) { // since
+		return
 	}
-	return cell
+	n := c.n.Load()
+	if n < ways {
+		c.addrs[n].store(a) // published by the store of n
+	} else {
+		r.crowded.Add(1)
+	}
+	c.n.Store(n + 1)
 }
 
 func (r *registry) touched(cell uint32, change dataplane.Change) bool {
@@ -145,17 +191,19 @@ func (r *registry) touched(cell uint32, change dataplane.Change) bool {
 		return true
 	}
 	for i := range n {
-		if change.Touches(c.addrs[i]) {
+		if change.Touches(c.addrs[i].load()) {
 			return true
 		}
 	}
 	return false
 }
 
-// clear needs that nobody asks.
+// clear forgets all.
 func (r *registry) clear() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for i := range r.cells {
 		r.cells[i].n.Store(0)
 	}
-	r.crowded = 0
+	r.crowded.Store(0)
 }

@@ -31,8 +31,6 @@ const (
 	guardVarGeneration   = "generation"
 	guardVarNonce        = "nonce"
 	guardVarPassUnknown  = "pass_unknown"
-	guardVarRoom         = "room"
-	guardVarSent         = "sent"
 	guardVarValidFrom    = "valid_from"
 )
 
@@ -105,8 +103,6 @@ type guardVariableSpecs struct {
 	Generation   *ebpf.VariableSpec `ebpf:"generation"`
 	Nonce        *ebpf.VariableSpec `ebpf:"nonce"`
 	PassUnknown  *ebpf.VariableSpec `ebpf:"pass_unknown"`
-	Room         *ebpf.VariableSpec `ebpf:"room"`
-	Sent         *ebpf.VariableSpec `ebpf:"sent"`
 	ValidFrom    *ebpf.VariableSpec `ebpf:"valid_from"`
 }
 
@@ -161,8 +157,6 @@ type guardVariables struct {
 	Generation   *ebpf.Variable `ebpf:"generation"`
 	Nonce        *ebpf.Variable `ebpf:"nonce"`
 	PassUnknown  *ebpf.Variable `ebpf:"pass_unknown"`
-	Room         *ebpf.Variable `ebpf:"room"`
-	Sent         *ebpf.Variable `ebpf:"sent"`
 	ValidFrom    *ebpf.Variable `ebpf:"valid_from"`
 }
 

@@ -81,6 +81,9 @@ const (
 	flowHost                // an end is this host
 )
 
+// MaxQueues is the most queues an upcall pair may have.
+const MaxQueues = 256
+
 // numCells is CELLS.
 const numCells = 16384
 

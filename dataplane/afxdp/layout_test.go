@@ -60,6 +60,9 @@ func TestLayout(t *testing.T) {
 	if c := spec.Maps["cells"]; c.MaxEntries != numCells || c.ValueSize != 8 {
 		t.Errorf("%d cells of %d bytes in the object, %d in Go", c.MaxEntries, c.ValueSize, numCells)
 	}
+	if n := spec.Maps["sockets"].MaxEntries; n != MaxQueues {
+		t.Errorf("room for %d queues in the object, for %d in Go", n, MaxQueues)
+	}
 	if n := spec.Maps["counters"].MaxEntries; n != numCounters {
 		t.Errorf("%d counters in the object, %d in Go", n, numCounters)
 	}

@@ -97,7 +97,10 @@ func TestCloseWithBatchOut(t *testing.T) {
 	node := nstest.NewNode(t)
 	a, b := node.AddPod(t, "a"), node.AddPod(t, "b")
 	var backend *Backend
-	if err := node.NS.Do(func() (err error) { backend, err = New(Config{Strict: true, Ring: 64, FlowEntries: 64}); return err }); err != nil {
+	if err := node.NS.Do(func() (err error) {
+		backend, err = New(Config{Strict: true, Queues: 1, Ring: 64, FlowEntries: 64})
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	defer backend.Close()
@@ -124,7 +127,7 @@ func TestCloseWithBatchOut(t *testing.T) {
 	if err := d.Apply(&batch); err != nil {
 		t.Errorf("apply: %v", err)
 	}
-	<-backend.driver.released
+	<-backend.drivers[0].released
 	for range 2 {
 		if err := d.Recv(&batch); !errors.Is(err, dataplane.ErrClosed) {
 			t.Errorf("Recv after Close: %v", err)
@@ -141,8 +144,10 @@ func TestCloseWithBatchOut(t *testing.T) {
 // Close wakes a worker that waits for packets.
 func TestCloseWakesRecv(t *testing.T) {
 	r := newRig(t, Config{Strict: true})
-	if err := r.backend.Drivers()[0].Close(); err != nil {
-		t.Fatal(err)
+	for _, d := range r.backend.Drivers() {
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	<-r.done
 }

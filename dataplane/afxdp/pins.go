@@ -36,6 +36,7 @@ type pins struct{ dir string }
 var pinnedMaps = map[string]string{
 	"flows": "flows", "later": "later", "denied": "denied", "cells": "cells", "devices": "devices",
 	"counters": "counters", "sockets": "sockets", ".data.shared": "shared", "origins": "origins", "exits": "exits",
+	"rooms": "rooms",
 }
 
 // layoutVersion grows when a map's content changes its meaning and its type does
@@ -300,6 +301,18 @@ func (p pins) keepMaps(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) err
 		if err := maps[name].Pin(filepath.Join(dir, file)); err != nil {
 			return fmt.Errorf("pin map %s: %w", name, err)
 		}
+	}
+	return nil
+}
+
+// replaceMap pins another map in the place of one.
+func (p pins) replaceMap(spec *ebpf.CollectionSpec, name string, m *ebpf.Map) error {
+	path := p.path(layout(spec), pinnedMaps[name])
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("unpin map %s: %w", name, err)
+	}
+	if err := m.Pin(path); err != nil {
+		return fmt.Errorf("pin map %s: %w", name, err)
 	}
 	return nil
 }

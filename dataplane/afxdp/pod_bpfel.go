@@ -31,6 +31,7 @@ const (
 	podMapNodeAddresses  = "node_addresses"
 	podMapOrigins        = "origins"
 	podMapPodCidrs       = "pod_cidrs"
+	podMapRooms          = "rooms"
 	podMapSights         = "sights"
 	podMapSockets        = "sockets"
 	podMapSources        = "sources"
@@ -64,8 +65,7 @@ const (
 	podVarNonce          = "nonce"
 	podVarOpen           = "open"
 	podVarPassUnknown    = "pass_unknown"
-	podVarRoom           = "room"
-	podVarSent           = "sent"
+	podVarQueues         = "queues"
 	podVarStrict         = "strict"
 	podVarTcpLiberal     = "tcp_liberal"
 	podVarUpcallCost     = "upcall_cost"
@@ -144,6 +144,7 @@ type podMapSpecs struct {
 	NodeAddresses *ebpf.MapSpec `ebpf:"node_addresses"`
 	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	PodCidrs      *ebpf.MapSpec `ebpf:"pod_cidrs"`
+	Rooms         *ebpf.MapSpec `ebpf:"rooms"`
 	Sights        *ebpf.MapSpec `ebpf:"sights"`
 	Sockets       *ebpf.MapSpec `ebpf:"sockets"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
@@ -177,8 +178,7 @@ type podVariableSpecs struct {
 	Nonce         *ebpf.VariableSpec `ebpf:"nonce"`
 	Open          *ebpf.VariableSpec `ebpf:"open"`
 	PassUnknown   *ebpf.VariableSpec `ebpf:"pass_unknown"`
-	Room          *ebpf.VariableSpec `ebpf:"room"`
-	Sent          *ebpf.VariableSpec `ebpf:"sent"`
+	Queues        *ebpf.VariableSpec `ebpf:"queues"`
 	Strict        *ebpf.VariableSpec `ebpf:"strict"`
 	TcpLiberal    *ebpf.VariableSpec `ebpf:"tcp_liberal"`
 	UpcallCost    *ebpf.VariableSpec `ebpf:"upcall_cost"`
@@ -223,6 +223,7 @@ type podMaps struct {
 	NodeAddresses *ebpf.Map `ebpf:"node_addresses"`
 	Origins       *ebpf.Map `ebpf:"origins"`
 	PodCidrs      *ebpf.Map `ebpf:"pod_cidrs"`
+	Rooms         *ebpf.Map `ebpf:"rooms"`
 	Sights        *ebpf.Map `ebpf:"sights"`
 	Sockets       *ebpf.Map `ebpf:"sockets"`
 	Sources       *ebpf.Map `ebpf:"sources"`
@@ -246,6 +247,7 @@ func (m *podMaps) Close() error {
 		m.NodeAddresses,
 		m.Origins,
 		m.PodCidrs,
+		m.Rooms,
 		m.Sights,
 		m.Sockets,
 		m.Sources,
@@ -280,8 +282,7 @@ type podVariables struct {
 	Nonce         *ebpf.Variable `ebpf:"nonce"`
 	Open          *ebpf.Variable `ebpf:"open"`
 	PassUnknown   *ebpf.Variable `ebpf:"pass_unknown"`
-	Room          *ebpf.Variable `ebpf:"room"`
-	Sent          *ebpf.Variable `ebpf:"sent"`
+	Queues        *ebpf.Variable `ebpf:"queues"`
 	Strict        *ebpf.Variable `ebpf:"strict"`
 	TcpLiberal    *ebpf.Variable `ebpf:"tcp_liberal"`
 	UpcallCost    *ebpf.Variable `ebpf:"upcall_cost"`

@@ -65,7 +65,7 @@ func probeAside() error {
 }
 
 func probeHere() (err error) {
-	b, err := New(Config{Ring: 64, FlowEntries: 64, LaterEntries: 64})
+	b, err := New(Config{Queues: min(2, runtime.NumCPU()), Ring: 64, FlowEntries: 64, LaterEntries: 64})
 	if err != nil {
 		return err
 	}

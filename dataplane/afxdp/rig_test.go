@@ -25,9 +25,10 @@ type seen struct {
 	key          flow.Key
 	problem      packet.Problem
 	reply, final bool
+	queue        int
 }
 
-// rig is a node with a running backend and a worker that is a page long.
+// rig is a node with a running backend and workers that are a page long.
 type rig struct {
 	*nstest.Node
 	backend *Backend
@@ -38,7 +39,7 @@ type rig struct {
 	quiet  bool // let the kernel remember denials
 	seen   []seen
 	done   chan struct{}
-	err    error
+	errs   []error
 }
 
 // newRig starts a backend in a node of its own. Pods are attached by update.
@@ -58,14 +59,21 @@ func startRig(t testing.TB, node *nstest.Node, c Config) *rig {
 	if err := r.NS.Do(func() (err error) { r.backend, err = New(c); return err }); err != nil {
 		t.Fatal(err)
 	}
-	go r.work()
+	var workers sync.WaitGroup
+	for _, d := range r.backend.Drivers() {
+		workers.Go(func() { r.work(d) })
+	}
+	go func() {
+		workers.Wait()
+		close(r.done)
+	}()
 	t.Cleanup(func() {
 		if err := r.backend.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
 		<-r.done
-		if r.err != nil {
-			t.Errorf("worker: %v", r.err)
+		if err := errors.Join(r.errs...); err != nil {
+			t.Errorf("worker: %v", err)
 		}
 	})
 	return r
@@ -81,15 +89,18 @@ func allowOpenPort(k flow.Key, _ *dataplane.Packet) dataplane.Disposition {
 	return dataplane.DropPacket
 }
 
-func (r *rig) work() {
-	defer close(r.done)
-	d := r.backend.Drivers()[0]
+func (r *rig) work(d dataplane.Driver) {
+	failed := func(err error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.errs = append(r.errs, err)
+	}
 	var b dataplane.Batch
 	for {
 		if err := d.Recv(&b); errors.Is(err, dataplane.ErrClosed) {
 			return
 		} else if err != nil {
-			r.err = err
+			failed(err)
 			return
 		}
 		r.mu.Lock()
@@ -108,12 +119,12 @@ func (r *rig) work() {
 				p.Remember = !r.forget && p.Disposition == dataplane.PassPacket || r.quiet && p.Disposition == dataplane.DropPacket
 			}
 			if len(r.seen) < 1<<16 {
-				r.seen = append(r.seen, seen{p.Headers.Key, p.Problem, p.Reply, p.Final})
+				r.seen = append(r.seen, seen{p.Headers.Key, p.Problem, p.Reply, p.Final, d.(*driver).queue})
 			}
 		}
 		r.mu.Unlock()
 		if err := d.Apply(&b); err != nil {
-			r.err = err
+			failed(err)
 			return
 		}
 	}

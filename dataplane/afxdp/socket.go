@@ -26,8 +26,8 @@ type socket struct {
 // the kernel does that in the background (up to 14 ms measured on Linux 6.18).
 const bindPatience = 2 * time.Second
 
-// openSocket binds queue 0 of a device. It must run in the device's namespace.
-func openSocket(ifindex, frameSize, ring int) (*socket, error) {
+// openSocket binds a queue of a device. It must run in the device's namespace.
+func openSocket(ifindex, queue, frameSize, ring int) (*socket, error) {
 	options := &xdp.SocketOptions{
 		NumFrames: ring, FrameSize: frameSize,
 		FillRingNumDescs: ring, CompletionRingNumDescs: ring,
@@ -35,7 +35,7 @@ func openSocket(ifindex, frameSize, ring int) (*socket, error) {
 	}
 	deadline := time.Now().Add(bindPatience)
 	for {
-		xsk, err := xdp.NewSocket(ifindex, 0, options)
+		xsk, err := xdp.NewSocket(ifindex, queue, options)
 		if err == nil {
 			s := &socket{xsk: xsk, sent: make([]xdp.Desc, 0, ring)}
 			s.xsk.Fill(s.xsk.GetDescs(ring))

@@ -38,8 +38,11 @@ func (b *Backend) stats() dataplane.BackendStats {
 	} {
 		s.Fates[fate] = b.count(which)
 	}
-	if b.driver != nil {
-		s.Overflow = b.driver.lostPackets() + b.pair.lost()
+	if b.pair != nil {
+		s.Overflow = b.pair.lost()
+	}
+	for _, d := range b.drivers {
+		s.Overflow += d.lostPackets()
 	}
 	return s
 }

@@ -27,8 +27,9 @@ const upcallAlias = "tierwall upcall pair"
 // addrGenNone is IN6_ADDR_GEN_MODE_NONE: no link-local address.
 const addrGenNone = 1
 
-// upcallPair is the veth pair between the stack and the AF_XDP socket. It has no
-// address and no neighbours; nothing but our programs sends into it.
+// upcallPair is the veth pair between the stack and the AF_XDP sockets, with one
+// queue for each of them, whose number never changes. It has no address and no
+// neighbours; nothing but our programs sends into it.
 type upcallPair struct {
 	nl            *netlink.Handle
 	pins          pins
@@ -59,20 +60,21 @@ func removeUpcallPair(nl *netlink.Handle) error {
 
 // openUpcallPair takes over the pair of an earlier run, whose programs go on
 // sending to it meanwhile, or creates one.
-func openUpcallPair(nl *netlink.Handle, pins pins, mtu int) (*upcallPair, error) {
+func openUpcallPair(nl *netlink.Handle, pins pins, mtu, queues int) (*upcallPair, error) {
 	p := &upcallPair{nl: nl, pins: pins}
-	if p.adopt(mtu) {
+	if p.adopt(mtu, queues) {
 		return p, nil
 	}
-	p, err := newUpcallPair(nl, mtu)
+	p, err := newUpcallPair(nl, mtu, queues)
 	if err == nil {
 		p.pins = pins
 	}
 	return p, err
 }
 
-// adopt finds the devices that the pinned links are at.
-func (p *upcallPair) adopt(mtu int) bool {
+// adopt finds the devices that the pinned links are at, if they are what we would
+// make.
+func (p *upcallPair) adopt(mtu, queues int) bool {
 	at := func(pin, name string) netlink.Link {
 		ln, ok := p.pins.link(pin)
 		if !ok {
@@ -80,7 +82,8 @@ func (p *upcallPair) adopt(mtu int) bool {
 		}
 		defer ln.Close()
 		l, err := p.nl.LinkByIndex(linkDevice(ln))
-		if err != nil || l.Attrs().Name != name || l.Attrs().MTU != mtu {
+		if err != nil || l.Attrs().Name != name || l.Attrs().MTU != mtu ||
+			l.Attrs().NumTxQueues != queues || l.Attrs().NumRxQueues != queues {
 			return nil
 		}
 		return l
@@ -93,12 +96,13 @@ func (p *upcallPair) adopt(mtu int) bool {
 
 // newUpcallPair creates the pair, without programs and down. On error nothing is
 // left.
-func newUpcallPair(nl *netlink.Handle, mtu int) (p *upcallPair, err error) {
+func newUpcallPair(nl *netlink.Handle, mtu, queues int) (p *upcallPair, err error) {
 	if err := removeUpcallPair(nl); err != nil {
 		return nil, err
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = UpcallStack, mtu
+	attrs.NumTxQueues, attrs.NumRxQueues = queues, queues // of both ends
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: UpcallSocket, PeerMTU: uint32(mtu)}
 	if err := nl.LinkAdd(veth); err != nil {
 		return nil, fmt.Errorf("create the upcall pair: %w", err)

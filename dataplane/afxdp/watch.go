@@ -152,7 +152,7 @@ func (b *Backend) follow() {
 				err = errors.Join(err, b.refresh())
 				pending, last = false, time.Now()
 			}
-			if b.guardChanged() && b.driver != nil {
+			if b.guardChanged() && len(b.drivers) > 0 {
 				err = errors.Join(err, b.epoch.renew())
 			}
 			return err

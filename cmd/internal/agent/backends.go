@@ -94,7 +94,7 @@ func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, erro
 		return nil, err
 	}
 	b, err := afxdp.New(afxdp.Config{
-		Strict: strict, FailOpen: c.FailMode == "open", PinPath: c.AFXDP.PinPath,
+		Strict: strict, FailOpen: c.FailMode == "open", PinPath: c.AFXDP.PinPath, Queues: c.AFXDP.Queues,
 		FlowEntries: int(c.AFXDP.FlowEntries), UpcallRate: c.AFXDP.UpcallRate, UpcallBurst: c.AFXDP.UpcallBurst,
 		Accelerate: c.Accelerate, Devices: devices, AttachConfig: attach,
 		Marks: afxdpMarks, Logger: log.With("backend", "afxdp"),

@@ -152,6 +152,7 @@ type NFQueueConfig struct {
 // AFXDPConfig tunes the afxdp backend.
 type AFXDPConfig struct {
 	AttachConfig
+	Queues      int    `json:"queues"`      // 0 = one per CPU
 	FlowEntries uint32 `json:"flowEntries"` // one per connection
 	PinPath     string `json:"pinPath"`     // keeps programs at work without a daemon; "" = nothing is kept
 	UpcallRate  int    `json:"upcallRate"`  // first packets per second of one source; -1 = any
@@ -179,7 +180,7 @@ func Default() Config {
 		},
 		Conntrack:  ConntrackConfig{MaxConnections: 65536},
 		NFQueue:    NFQueueConfig{FirstQueue: 7300, QueueLength: 8192},
-		AFXDP:      AFXDPConfig{FlowEntries: 262144, PinPath: afxdp.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
+		AFXDP:      AFXDPConfig{Queues: 1, FlowEntries: 262144, PinPath: afxdp.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
 		DNS:        defaultDNS(),
 		Metrics:    MetricsConfig{Address: "127.0.0.1:7380"},
 		Controller: operator.Default(),
@@ -233,6 +234,9 @@ func (c *Config) Validate() error {
 		errs = append(errs, errors.New("nfqueue: want firstQueue and queueLength above 0 and queues not negative"))
 	}
 	errs = append(errs, c.DNS.validate(&c.NFQueue)...)
+	if c.AFXDP.Queues < 0 || c.AFXDP.Queues > afxdp.MaxQueues {
+		errs = append(errs, fmt.Errorf("afxdp.queues: want 1 to %d, or 0 for one per CPU", afxdp.MaxQueues))
+	}
 	if c.AFXDP.FlowEntries < 1024 {
 		errs = append(errs, errors.New("afxdp.flowEntries: want at least 1024"))
 	}

@@ -9,17 +9,13 @@
 
 volatile const __u64 deny_time = 0; // ns a denial is remembered
 
-// These live in a map of their own that outlives the daemon. All but sent are
-// written by userspace alone.
+// These live in a map of their own that outlives the daemon. They are written by
+// userspace alone.
 #define SHARED SEC(".data.shared")
 volatile __u64 generation SHARED = 1; // of the policy in force: grows with every change
 volatile __u64 valid_from SHARED = 1; // flows of an older generation are judged again
 volatile __u64 alive SHARED = 0;      // CLOCK_MONOTONIC_COARSE ns of the daemon's last sign of life
 volatile __u32 nonce SHARED = 0;
-// Frames sent up, and how many may have been. With fail mode open only, where a
-// full ring lets pass: the kernel does not say that it is full.
-volatile __u64 sent SHARED = 0;
-volatile __u64 room SHARED = 0;
 
 // The generation of the last change that was about an address of the cell.
 struct {

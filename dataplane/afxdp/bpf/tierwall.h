@@ -47,6 +47,15 @@ struct flow {
 	__u32 flags;
 };
 
+/* The most queues an upcall pair may have. */
+enum { MAX_QUEUES = 256 };
+
+/* Value of rooms: frames sent up to a queue (the kernel writes), and how many may
+ * have been (userspace does). */
+struct room {
+	__u64 sent, most;
+};
+
 struct address {
 	__u32 words[4];
 };

@@ -8,6 +8,7 @@
 #include "state.h"
 
 volatile const __u32 upcall_ifindex = 0; // uc0
+volatile const __u32 queues = 1;	 // of the upcall pair
 volatile const __u32 max_frame = 0;	 // bytes that fit an upcall, Ethernet header included
 volatile const __u8 open = 0;		 // fail mode open: without a daemon everything passes
 volatile const __u64 alive_time = 0;	 // ns after the last sign of life the daemon counts as dead
@@ -33,10 +34,20 @@ struct {
 
 struct {
 	UINT(type, MAP_XSKMAP);
-	UINT(max_entries, 1);
+	UINT(max_entries, MAX_QUEUES); // whatever the number of queues: the map outlives the daemon
 	TYPE(key, __u32);
 	TYPE(value, __u32);
 } sockets SEC(".maps");
+
+// By queue. With fail mode open only, where a full ring lets pass: the kernel does
+// not say that it is full.
+struct {
+	UINT(type, MAP_ARRAY);
+	UINT(map_flags, BPF_F_MMAPABLE);
+	UINT(max_entries, MAX_QUEUES);
+	TYPE(key, __u32);
+	TYPE(value, struct room);
+} rooms SEC(".maps");
 
 // leave is for what we cannot judge: the later hook does, if there is one.
 INLINE int leave(int final)
@@ -87,7 +98,8 @@ INLINE int upcall(struct skb *skb, const struct packet *p, const struct origin *
 {
 	// The kernel takes the socket of a daemon that died out of the map; one that
 	// hangs gives no sign of life.
-	__u32 queue = 0;
+	// What is on a CPU stays there: whoever waits for the answer is there, too.
+	__u32 queue = get_smp_processor_id() % queues;
 	if (!map_lookup(&sockets, &queue) || now > alive + alive_time) {
 		if (final && !open) {
 			add(COUNT_ALONE_DROP, 1);
@@ -107,7 +119,8 @@ INLINE int upcall(struct skb *skb, const struct packet *p, const struct origin *
 	if (!d) // being attached or detached
 		return leave(final);
 	__u32 n = skb->gso_segs && !cut ? skb->gso_segs : 1;
-	if (open && sent + n > room) {
+	struct room *room = open ? map_lookup(&rooms, &queue) : 0;
+	if (room && room->sent + n > *(volatile __u64 *)&room->most) {
 		add(COUNT_ALONE_PASS, 1);
 		return TCX_NEXT;
 	}
@@ -144,8 +157,9 @@ INLINE int upcall(struct skb *skb, const struct packet *p, const struct origin *
 	if (skb_store_bytes(skb, 6, meta, sizeof(meta), 0) < 0)
 		return leave(1);
 	add(COUNT_UPCALL, n);
-	if (open)
-		__sync_fetch_and_add(&sent, n);
+	if (room)
+		__sync_fetch_and_add(&room->sent, n);
+	skb->queue_mapping = queue + 1; // as if it had been received on that queue
 	return redirect(upcall_ifindex, 0);
 }
 
