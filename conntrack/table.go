@@ -146,6 +146,15 @@ func (t *Table) Join(key flow.Key, p *Packet, a Admission, now int64, rec *Recor
 	return t.insert(key, p, a, now, rec)
 }
 
+// Again is Seen for a packet that Seen has just not found, in case another goroutine
+// has inserted its connection since. The packet counts once.
+func (t *Table) Again(p *Packet, now int64, rec *Record) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s, ok := t.index.Get(canonical(p.Key))
+	return ok && t.join(s, p, now, rec)
+}
+
 func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Record) (id uint64, joined bool) {
 	if !key.Valid() {
 		return 0, false
@@ -161,13 +170,8 @@ func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Re
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s, ok := t.index.Get(canon) // makes it the most recently used
-	if ok && join != nil {
-		if r := t.at(s); !t.idle(r, now) && !IsNewConnection(r, p) {
-			t.stats.Misses-- // what Seen counted
-			t.hit(s, p, now)
-			*join = *r
-			return 0, true
-		}
+	if ok && join != nil && t.join(s, p, now, join) {
+		return 0, true
 	}
 	t.lastID++
 	rec.ID = t.lastID
@@ -336,6 +340,18 @@ func (t *Table) Stats() Stats {
 // The rest runs with t.mu held.
 
 func (t *Table) at(s slot) *Record { return &t.blocks[s/blockSize][s%blockSize] }
+
+// join makes a hit of what Seen counted as a miss, if p belongs to the connection in s.
+func (t *Table) join(s slot, p *Packet, now int64, rec *Record) bool {
+	r := t.at(s)
+	if t.idle(r, now) || IsNewConnection(r, p) {
+		return false
+	}
+	t.stats.Misses--
+	t.hit(s, p, now)
+	*rec = *r
+	return true
+}
 
 // hit accounts for a packet of the connection in s. reply: from the other side.
 func (t *Table) hit(s slot, p *Packet, now int64) (reply bool) {

@@ -35,12 +35,7 @@ func (w *Worker) insert(p *Packet, k flow.Key, a conntrack.Admission, now int64)
 // not known here: what is denied as the first packet of one may be an answer. w.rec
 // is its record then.
 func (w *Worker) opened(p *Packet, now int64) bool {
-	if len(w.peers) == 0 || p.Masked {
-		return false
-	}
-	t := w.table(&w.seen.Key)
-	_, _, found := t.Lookup(w.seen.Key, now)
-	return found && t.Seen(&w.seen, now, &w.rec).Found()
+	return len(w.peers) > 0 && !p.Masked && w.table(&w.seen.Key).Again(&w.seen, now, &w.rec)
 }
 
 // introduce makes the workers of drivers that scatter known to each other.
