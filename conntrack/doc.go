@@ -10,9 +10,10 @@
 //	│  slots:  [ Record ][ Record ][  free  ][ Record ] …   no pointers     │
 //	└───────────────────────────────────────────────────────────────────────┘
 //
-// There is one [Table] per worker, so that its mutex is not contended: the worker
-// takes it for the tens of nanoseconds of one operation, and the control side,
-// which lists flows and judges them again after a policy change, never holds it
+// There is one [Table] per worker, so that its mutex is hardly contended: the worker
+// takes it for the tens of nanoseconds of one operation (or workers do, where each
+// may have a packet of any connection: Join and Again are for them), and the control
+// side, which lists flows and judges them again after a policy change, never holds it
 // for more than a few dozen records. Records go in and out by value. Nobody ever
 // holds a pointer into the table, so nobody can see half an update.
 //

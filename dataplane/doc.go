@@ -29,7 +29,9 @@
 //     it, and only to the second group of Packet's fields.
 //   - A worker's counters, scratch event and ring end are its goroutine's. The
 //     connection table has a lock of its own that only its worker takes per
-//     packet; listings and SetTable take it for short steps.
+//     packet; listings and SetTable take it for short steps. Where a backend
+//     scatters a connection's packets over its workers ([Scattered]), these share
+//     the connections out by name, and each takes the others' locks for moments.
 //   - A table is immutable. Workers hold it for one batch; the engine keeps the
 //     last few so that the audit writer can resolve ids of events in flight.
 //
@@ -38,7 +40,10 @@
 //   - Every packet received takes exactly one [Path]; the paths' counts add up to
 //     the packets received in every snapshot of [Stats].
 //   - The path from Recv to Apply allocates nothing, takes no lock another worker
-//     takes, logs nothing, and reads the clock twice per batch.
+//     takes (but a scattered one's, see above), logs nothing, and reads the clock
+//     twice per batch.
+//   - Whatever workers the packets of a connection come up at, and be it in the same
+//     moment: it is one connection, and an answer to what was accepted is an answer.
 //   - When [Engine.SetTable] has returned, no packet is decided by an older table
 //     and no connection the new one denies is alive ([Strict]). An update costs
 //     what its [Change] affects: the other connections are not looked at, and

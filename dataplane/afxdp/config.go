@@ -27,9 +27,8 @@ type Config struct {
 	FrameSize int
 	// Queues is the number of queues of the upcall pair, each with a socket and a
 	// driver of its own, which gets what comes up on its CPU; with fewer queues
-	// than CPUs, several share one. At most 256; default one per CPU that the
-	// process may use. One queue is enough where one CPU can judge all first
-	// packets, and costs more for each: they come from other CPUs.
+	// than CPUs, several share one. At most MaxQueues; default one per CPU that the
+	// process may use, but no more than 8.
 	Queues int
 	// Ring is the number of packet buffers of a queue, a power of two of at least
 	// 64. A burst of more first packets than that is lost. Default 2048, less with
@@ -138,7 +137,7 @@ func (c *Config) fill() error {
 		}
 	}
 	def(&c.FrameSize, 2048)
-	def(&c.Queues, min(runtime.NumCPU(), MaxQueues))
+	def(&c.Queues, min(runtime.NumCPU(), mostQueues))
 	def(&c.Ring, defaultRing(c.Queues))
 	def(&c.FlowEntries, 262144)
 	def(&c.LaterEntries, 65536)
@@ -202,6 +201,10 @@ func (c *Config) check() error {
 	}
 	return nil
 }
+
+// mostQueues bounds what nobody asked for: eight CPUs judge more first packets than
+// a node has, and each queue has buffers and a table of connections of its own.
+const mostQueues = 8
 
 // minAliveTime allows for a scheduler under load.
 const minAliveTime = 500 * time.Millisecond

@@ -26,6 +26,21 @@
 // so that strict reverse path filtering, connection tracking and DNAT notice
 // nothing.
 //
+// # Queues
+//
+// The pair has Config.Queues queues, each with a socket and a driver. A packet goes
+// up on the queue of the CPU it is on: nothing it needs crosses to another one, and
+// whoever sent it waits there. So the directions of a connection may meet different
+// workers, which is why the drivers are dataplane.Scattered. A worker with many
+// packets runs on its own CPUs (home), with few where there is time.
+//
+// What there is one of per queue: a ring, the room in it that the kernel side knows
+// (fail mode open), and a worker, of which one that hangs makes the process count
+// as dead. The maps and the registry of addresses are all queues' together. The
+// number of queues is the pair's for life: a process that wants another number makes
+// a new pair, and until its programs are on the devices those of the process before
+// find nobody to ask.
+//
 // # With and without a later hook
 //
 // In front of the nfqueue backend (Config.Strict unset), this package only ever

@@ -345,7 +345,12 @@ func TestCountersAddUp(t *testing.T) {
 		got, want := r.fates(t)-before, frames(t, r.NS, a, b)-seen
 		return got >= want && got-want <= r.counter(t, countUpcall)+r.counter(t, countDrop)+r.counter(t, countDenied)
 	})
-	st := r.backend.Stats()
+	var st dataplane.BackendStats
+	nstest.Eventually(t, "nothing moves any more", func() bool {
+		before := r.fates(t)
+		st = r.backend.Stats()
+		return r.fates(t) == before
+	})
 	f := &st.Fates
 	if n := r.fates(t); f.Total()-f[dataplane.DropStray] != n || f[dataplane.FateUpcall] != st.Upcalls || f[dataplane.PassAccepted] != st.Bypassed {
 		t.Errorf("%d packets at the devices, reported as %+v", n, st)

@@ -152,7 +152,7 @@ type NFQueueConfig struct {
 // AFXDPConfig tunes the afxdp backend.
 type AFXDPConfig struct {
 	AttachConfig
-	Queues      int    `json:"queues"`      // 0 = one per CPU
+	Queues      int    `json:"queues"`      // 0 = one per CPU, at most 8
 	FlowEntries uint32 `json:"flowEntries"` // one per connection
 	PinPath     string `json:"pinPath"`     // keeps programs at work without a daemon; "" = nothing is kept
 	UpcallRate  int    `json:"upcallRate"`  // first packets per second of one source; -1 = any
@@ -180,7 +180,7 @@ func Default() Config {
 		},
 		Conntrack:  ConntrackConfig{MaxConnections: 65536},
 		NFQueue:    NFQueueConfig{FirstQueue: 7300, QueueLength: 8192},
-		AFXDP:      AFXDPConfig{Queues: 1, FlowEntries: 262144, PinPath: afxdp.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
+		AFXDP:      AFXDPConfig{FlowEntries: 262144, PinPath: afxdp.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
 		DNS:        defaultDNS(),
 		Metrics:    MetricsConfig{Address: "127.0.0.1:7380"},
 		Controller: operator.Default(),

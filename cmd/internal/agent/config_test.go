@@ -54,14 +54,14 @@ func TestLoadRefuses(t *testing.T) {
 func TestValidateNamesEveryMistake(t *testing.T) {
 	c := Default()
 	c.Dataplane, c.FailMode, c.Established, c.Audit.Format = "xdp", "half", "maybe", "xml"
-	c.Audit.Window.Duration, c.Manifests, c.Conntrack.MaxConnections, c.AFXDP.FlowEntries = 0, "", 0, 1
+	c.Audit.Window.Duration, c.Manifests, c.Conntrack.MaxConnections, c.AFXDP.FlowEntries, c.AFXDP.Queues = 0, "", 0, 1, -1
 	c.Kubernetes.SnapshotMaxAge.Duration, c.Kubernetes.SnapshotWait.Duration, c.Kubernetes.RemoveTaint = 0, -1, "a b"
 	c.Audit.Mode, c.Audit.Keep, c.Audit.Chain, c.Audit.Syslog, c.Audit.Stream, c.Audit.File = "rw", -1, true, "log:514", "/x", "/x"
 	err := c.Validate()
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, key := range []string{"dataplane", "failMode", "established", "audit.format", "audit.window", "audit.mode", "audit.keep", "audit.chain", "audit.syslog", "manifests", "kubernetes.snapshotMaxAge", "kubernetes.snapshotWait", "kubernetes.removeTaint", "conntrack.maxConnections", "afxdp.flowEntries"} {
+	for _, key := range []string{"dataplane", "failMode", "established", "audit.format", "audit.window", "audit.mode", "audit.keep", "audit.chain", "audit.syslog", "manifests", "kubernetes.snapshotMaxAge", "kubernetes.snapshotWait", "kubernetes.removeTaint", "conntrack.maxConnections", "afxdp.queues", "afxdp.flowEntries"} {
 		if !strings.Contains(err.Error(), key) {
 			t.Errorf("error does not name %s:\n%v", key, err)
 		}
