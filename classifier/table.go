@@ -81,6 +81,22 @@ func (t *Table) Lookup(k flow.Key) Decision {
 	return Decision{Verdict: v, Egress: eg, Ingress: in, Audit: (eg|in)&outcomeAudit != 0}
 }
 
+// NodeLocal is the decision about a connection that this node itself opened to one
+// of its pods. Lookup says so for the addresses the world lists; who knows
+// that the node sent a packet needs no list.
+var NodeLocal = Decision{Verdict: Allow, Egress: outcomeNotLocal, Ingress: outcomeNodeLocal}
+
+// LookupMasked decides a connection whose source address is not its client's:
+// somebody has put another one in its place. What any policy of the destination
+// could say about the client counts against it, as for an unknown pod.
+func (t *Table) LookupMasked(k flow.Key) Decision {
+	in := outcomeNotLocal
+	if dst := t.resolve(&k.Dst); dst.local() {
+		in = t.decide(flow.Ingress, dst, t.unknown, &k)
+	}
+	return Decision{Verdict: in.verdict(), Egress: outcomeNotLocal, Ingress: in, Audit: in&outcomeAudit != 0}
+}
+
 func (t *Table) decide(d flow.Direction, subject, peer party, k *flow.Key) OutcomeID {
 	if subject.rec == peer.rec {
 		return outcomeSelf // a record is of one address

@@ -103,6 +103,55 @@ func TestLookup(t *testing.T) {
 	}
 }
 
+// A client that hides behind another address is let in where everybody is, and
+// nowhere else: not as the node whose address it bears, nor as a pod. With and
+// without pod CIDRs, in which addresses can be unknown.
+func TestLookupMasked(t *testing.T) {
+	anyone := isolateY()
+	anyone.Rules[0].Peers = []rule.Peer{{Kind: rule.PeerAny}}
+	cidrless := twoPods("")
+	for i := range cidrless.Nodes {
+		cidrless.Nodes[i].PodCIDRs = nil
+	}
+	for _, tc := range []struct {
+		name    string
+		set     rule.Set
+		world   *rule.World
+		key     flow.Key
+		verdict classifier.Verdict
+		ingress classifier.Reason
+	}{
+		{"an allowed pod's address", isolateY(), twoPods(""), tcp("10.0.0.1", "10.0.1.1", 9090), classifier.Drop, classifier.ReasonUnknownPeer},
+		{"the own node's address", isolateY(), twoPods("n2"), tcp("192.168.0.2", "10.0.1.1", 9090), classifier.Drop, classifier.ReasonUnknownPeer},
+		{"no pod CIDRs", isolateY(), cidrless, tcp("10.0.0.1", "10.0.1.1", 9090), classifier.Drop, classifier.ReasonUnknownPeer},
+		{"a port for nobody", isolateY(), twoPods(""), tcp("10.0.0.1", "10.0.1.1", 1), classifier.Drop, classifier.ReasonIsolation},
+		{"the pod's own address", isolateY(), twoPods(""), tcp("10.0.1.1", "10.0.1.1", 9090), classifier.Drop, classifier.ReasonUnknownPeer},
+		{"everybody is let in", anyone, twoPods("n2"), tcp("192.168.0.2", "10.0.1.1", 9090), classifier.Allow, classifier.ReasonRule},
+		{"nobody selects the destination", isolateY(), twoPods(""), tcp("10.0.1.1", "10.0.0.1", 1), classifier.Allow, classifier.ReasonDefault},
+		{"another node judges", isolateY(), twoPods("n1"), tcp("10.0.0.1", "10.0.1.1", 1), classifier.Allow, classifier.ReasonNotLocal},
+	} {
+		table := compileOrFail(t, tc.set, tc.world)
+		d := table.LookupMasked(tc.key)
+		eg, in := table.Outcome(d.Egress), table.Outcome(d.Ingress)
+		if d.Verdict != tc.verdict || eg.Reason != classifier.ReasonNotLocal || in.Reason != tc.ingress {
+			t.Errorf("%s: %s, egress %s, ingress %s; want %s, %s", tc.name, d.Verdict, eg.Reason, in.Reason, tc.verdict, tc.ingress)
+		}
+	}
+}
+
+// NodeLocal is what Lookup says where it knows the node's address, in every table.
+func TestNodeLocal(t *testing.T) {
+	for _, set := range []rule.Set{{}, isolateY()} {
+		table := compileOrFail(t, set, twoPods("n2"))
+		if d := table.Lookup(tcp("192.168.0.2", "10.0.1.1", 1)); d != classifier.NodeLocal {
+			t.Errorf("Lookup says %+v, NodeLocal is %+v", d, classifier.NodeLocal)
+		}
+		if in := table.Outcome(classifier.NodeLocal.Ingress); in.Reason != classifier.ReasonNodeLocal || in.Verdict != classifier.Allow {
+			t.Errorf("ingress %+v", in)
+		}
+	}
+}
+
 func TestLookupInvalidKeyDoesNotPanic(t *testing.T) {
 	table := compileOrFail(t, isolateY(), twoPods(""))
 	k := tcp("10.0.0.1", "10.0.1.1", 1)

@@ -48,7 +48,8 @@ func (w *Worker) decide(p *Packet, s *snapshot, now int64) Path {
 		return w.related(p, s, now)
 	}
 	w.seen = conntrack.Packet{Key: h.Key, Length: packetLength(p), TCPSeq: h.TCPSeq, TCPFlags: h.TCPFlags, Plain: p.Plain}
-	if w.conns.Seen(&w.seen, now, &w.rec).Found() {
+	// What the host opened with the address it shares is not somebody else's.
+	if w.conns.Seen(&w.seen, now, &w.rec).Found() && !(p.Masked && w.rec.Host&hostSrc != 0) {
 		return w.known(p, s, now)
 	}
 	return w.first(p, s, now)
@@ -127,10 +128,11 @@ func (w *Worker) settle(s *snapshot, rec *conntrack.Record) (classifier.Decision
 }
 
 // Bits of conntrack.Admission.Host: which ends of a connection are this host, in
-// the direction it was opened.
+// the direction it was opened, and what else is known of its source.
 const (
 	hostSrc uint8 = 1 << iota
 	hostDst
+	masked // not this host, although the source address is
 )
 
 // hostEnds returns the bits of a packet for the direction k is in.
@@ -145,16 +147,21 @@ func hostEnds(p *Packet, reversed bool) (host uint8) {
 	if dst {
 		host |= hostDst
 	}
+	if p.Masked && !reversed {
+		host |= masked
+	}
 	return host
 }
 
 // judge asks the table about a connection, which was opened to via unless that is
-// zero. With fail mode closed an end that
-// must be a pod of this node, but is none the table knows, makes it a denial:
-// nobody's policy was asked about that end.
+// zero. What the host itself opens needs no policy. With fail mode closed an
+// end that must be a pod of this node, but is none the table knows, makes it a
+// denial: nobody's policy was asked about that end.
 func (w *Worker) judge(s *snapshot, k flow.Key, via flow.Service, host uint8) (classifier.Decision, Cause) {
-	if w.engine.cfg.FailMode == FailClosed && host&hostSrc == 0 {
-		// What the host itself opens needs no policy.
+	if host&hostSrc != 0 {
+		return classifier.NodeLocal, CausePolicy
+	}
+	if w.engine.cfg.FailMode == FailClosed {
 		src, dst := s.classifier.UnknownLocal(k)
 		dst = dst && host&hostDst == 0
 		if (src || dst) && w.host != nil {
@@ -165,7 +172,10 @@ func (w *Worker) judge(s *snapshot, k flow.Key, via flow.Service, host uint8) (c
 			return classifier.Decision{Verdict: classifier.Drop}, CauseUnknownLocal
 		}
 	}
-	if via.IsZero() {
+	switch {
+	case host&masked != 0:
+		return s.classifier.LookupMasked(k), CausePolicy
+	case via.IsZero():
 		return s.classifier.Lookup(k), CausePolicy
 	}
 	return s.classifier.LookupVia(k, via), CausePolicy
@@ -195,7 +205,7 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 	if p.Reply {
 		k = k.Reverse() // judged in the direction it was opened in
 	}
-	if !p.Final && w.translated(s, &k) {
+	if !p.Final && w.translated(s, &k) || p.onward() && w.toService(s, &h.Key) {
 		return DeferVIP
 	}
 	if isEchoReply(&k) {
@@ -210,6 +220,9 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 	host := hostEnds(p, p.Reply)
 	d, cause := w.judge(s, k, p.Service, host)
 	if d.Verdict != classifier.Allow {
+		if p.onward() && w.maybeNodePort(&h.Key) {
+			return DeferVIP
+		}
 		if !p.Final && !p.Reply && !h.SYNOnly() {
 			// It may belong to a connection that was accepted in the other
 			// direction or before we started. The later hook knows, judges and
@@ -235,6 +248,20 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 	return PassNew
 }
 
+// reveal puts the connection's real ends in the place of the packet's own.
+func (p *Packet) reveal() {
+	switch h := &p.Headers; {
+	case p.Problem != packet.OK:
+	case h.IsError:
+		h.Inner = p.Real.Reverse()
+	default:
+		h.Key = p.Real
+	}
+}
+
+// onward reports whether the packet may be deferred to where its real ends show.
+func (p *Packet) onward() bool { return p.Onward && !p.Real.Valid() }
+
 // translated reports whether an address of a connection may be one that is about
 // to be replaced: a Service's, or the host's own, which leads to pods by node
 // ports and host ports. Only the later hook sees both real ends: before it the
@@ -243,6 +270,20 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 func (w *Worker) translated(s *snapshot, k *flow.Key) bool {
 	return s.classifier.IsVIP(k.Dst) || s.classifier.IsVIP(k.Src) ||
 		w.host != nil && (w.host.IsHost(k.Dst) || w.host.IsHost(k.Src))
+}
+
+// toService reports whether the address a packet goes to is about to be replaced. One
+// that the host has itself is not: a cache of its own may serve it.
+func (w *Worker) toService(s *snapshot, k *flow.Key) bool {
+	return s.classifier.IsVIP(k.Dst) && (w.host == nil || !w.host.IsHost(k.Dst))
+}
+
+// maybeNodePort reports whether a connection may be to a Service by way of the host:
+// to one of the ports that Kubernetes takes for that by default. What the host itself
+// has there is judged one packet later than the rest.
+func (w *Worker) maybeNodePort(k *flow.Key) bool {
+	const first, last = 30000, 32767
+	return k.Proto.HasPorts() && k.DstPort >= first && k.DstPort <= last && w.host != nil && w.host.IsHost(k.Dst)
 }
 
 func isEchoReply(k *flow.Key) bool {
@@ -282,7 +323,7 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 			return PassRelated
 		}
 	}
-	if !p.Final {
+	if !p.Final || p.onward() && w.translated(s, &inner) {
 		return DeferRelated // the later hook may know the connection
 	}
 	k, via, host := p.Headers.Key, flow.Service{}, hostEnds(p, false)

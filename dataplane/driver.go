@@ -45,16 +45,30 @@ type Packet struct {
 	// Service is where the connection was opened to, if the driver knows that its
 	// destination was translated; in replies, too. The zero value says nothing.
 	Service flow.Service
+	// Real names the two ends of the connection, in the direction the packet
+	// travels in, where the packet's own addresses do not because they are
+	// translated. The worker puts it in the place of Headers.Key (of an ICMP
+	// error, reversed, in that of Headers.Inner). The zero value says that the
+	// packet's own are right.
+	Real flow.Key
 	// Final is set when no later hook can judge the packet again.
 	Final bool
 	// Plain is set when the driver knows that the kernel's connection table, if it
 	// has the packet's connection, has it under the ends the packet shows, one way
 	// round or the other, and in zone 0. Service may be set all the same.
 	Plain bool
+	// Onward is set on a final packet, together with Final, if the driver sees it
+	// again behind the translation of Service addresses: what is opened to one may
+	// be deferred.
+	Onward bool
 	// FromHost and ToHost are set when the driver knows that the packet comes
 	// from, or goes to, this host itself: an address of the host inside the pod
 	// prefix, as bridges have one, is then not taken for an unknown pod's.
+	// What the host opens needs no policy.
 	FromHost, ToHost bool
+	// Masked is set when the source address is the host's, but the host did not
+	// send the packet: it was masqueraded, and nobody knows who did.
+	Masked bool
 
 	Headers     packet.Headers
 	Problem     packet.Problem

@@ -65,6 +65,7 @@ func (m Established) String() string {
 type Classifier interface {
 	Lookup(k flow.Key) classifier.Decision
 	LookupVia(k flow.Key, via flow.Service) classifier.Decision
+	LookupMasked(k flow.Key) classifier.Decision
 	IsVIP(a flow.Addr) bool
 	UnknownLocal(k flow.Key) (src, dst bool)
 	Generation() uint64

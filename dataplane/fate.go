@@ -23,7 +23,8 @@ const (
 	DropUnknownPod              // an address of this node's pods that no known pod has
 	DropForged                  // another pod's address
 	DropStray                   // not from any pod: a frame on a device of our own
-	NumFates        = int(DropStray) + 1
+	DropHeld                    // translated, and judged from its next packet on
+	NumFates        = int(DropHeld) + 1
 )
 
 var fateNames = [NumFates][2]string{
@@ -43,6 +44,7 @@ var fateNames = [NumFates][2]string{
 	{"drop", "unknown-local"},
 	{"drop", "forged"},
 	{"drop", "stray"},
+	{"drop", "held"},
 }
 
 // Disposition and Reason are bounded metric labels: "pass", "defer", "drop" or

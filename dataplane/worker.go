@@ -138,6 +138,9 @@ func (w *Worker) process(b *Batch) {
 		p := &b.Packets[i]
 		p.Remember, p.Verdict = false, classifier.Drop
 		p.Problem = parse(p)
+		if p.Real.Valid() {
+			p.reveal()
+		}
 		path := w.decide(p, s, now)
 		p.Disposition = dispositions[path]
 		switch {

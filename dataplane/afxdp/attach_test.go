@@ -140,7 +140,7 @@ func TestForeignContainers(t *testing.T) {
 		if up := r.upcalls(); len(up) != 0 {
 			t.Errorf("strict %v: came up: %v", strict, up)
 		}
-		if n := programs(t, r.NS, netlab.Uplink); n != 0 {
+		if n := programs(t, r.NS, netlab.Uplink); n != r.exits() {
 			t.Errorf("%d programs on the uplink", n)
 		}
 	}

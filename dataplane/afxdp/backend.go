@@ -32,17 +32,18 @@ type Backend struct {
 
 	host hostSet
 	// Everything below is used on the namespace thread only.
-	thread        *nsThread
-	nl            *netlink.Handle
-	lock          int // file descriptor, see lockNamespace
-	pins          pins
-	spec          *ebpf.CollectionSpec
-	objects       objects
-	adopted       []int // devices with pinned links of an earlier process
-	released      bool  // what an earlier process pinned has been removed
-	restored      uint64
-	pair          *upcallPair
-	devices       map[int]*device
+	thread   *nsThread
+	nl       *netlink.Handle
+	lock     int // file descriptor, see lockNamespace
+	pins     pins
+	spec     *ebpf.CollectionSpec
+	objects  objects
+	adopted  []int // devices with pinned links of an earlier process
+	released bool  // what an earlier process pinned has been removed
+	restored uint64
+	pair     *upcallPair
+	devices  map[int]*device
+	natState
 	nodeAddresses map[[16]byte]bool
 	locals        map[netip.Addr]bool
 	base          [numCounters]uint64    // counted before our time
@@ -77,7 +78,7 @@ func New(c Config) (*Backend, error) {
 	}
 	b := &Backend{
 		config: c, log: c.Logger, thread: thread, lock: -1,
-		devices: map[int]*device{}, nodeAddresses: map[[16]byte]bool{}, locals: map[netip.Addr]bool{},
+		devices: map[int]*device{}, natState: natState{exits: map[int]*device{}}, nodeAddresses: map[[16]byte]bool{}, locals: map[netip.Addr]bool{},
 	}
 	if err := thread.do(b.open); err != nil {
 		err = errors.Join(err, thread.do(b.shut))
@@ -126,6 +127,9 @@ func (b *Backend) open() (err error) {
 		return err
 	}
 	b.reportAccelerate()
+	if err := b.openGate(); err != nil {
+		return err
+	}
 	nonce, err := b.begin()
 	if err != nil {
 		return err
@@ -141,7 +145,7 @@ func (b *Backend) open() (err error) {
 		sock.close()
 		return err
 	}
-	b.driver.hostSet = &b.host
+	b.driver.hostSet, b.driver.onward = &b.host, b.onward
 	if b.config.FailOpen {
 		b.driver.ring = uint64(b.config.Ring)
 		b.driver.makeRoom()
@@ -215,6 +219,7 @@ func (b *Backend) load(maxFrame int) error {
 	if err := b.config.sizeFront(spec); err != nil {
 		return err
 	}
+	spec.Maps["origins"].MaxEntries = uint32(b.config.LaterEntries)
 	bit := map[bool]uint8{true: 1}
 	t := b.config.Timeouts
 	cost, credit := b.config.upcallLimit()
@@ -251,7 +256,7 @@ func (b *Backend) load(maxFrame int) error {
 			m.Close()
 		}
 	}()
-	if err := spec.LoadAndAssign(&b.objects, &ebpf.CollectionOptions{MapReplacements: old}); err != nil {
+	if err := b.loadNAT(spec, old); err != nil {
 		if errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("load the programs: CAP_BPF and CAP_NET_ADMIN (or root) are needed: %w", err)
 		}
@@ -263,7 +268,7 @@ func (b *Backend) load(maxFrame int) error {
 	o := &b.objects
 	return b.pins.keepMaps(spec, map[string]*ebpf.Map{
 		"flows": o.Flows, "later": o.Later, "denied": o.Denied, "cells": o.Cells, "devices": o.Devices,
-		"counters": o.Counters, "sockets": o.Sockets, ".data.shared": o.Shared,
+		"counters": o.Counters, "sockets": o.Sockets, ".data.shared": o.Shared, "origins": o.Origins, "exits": o.Exits,
 	})
 }
 
@@ -325,9 +330,11 @@ func (b *Backend) release() error {
 		if b.devices[index] != nil && b.mode == AttachTCX {
 			continue
 		}
-		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-			errs = append(errs, b.pins.remove(pinName(index, at)))
+		errs = append(errs, b.pins.remove(pinName(index, ebpf.AttachTCXIngress)))
+		if b.exits[index] != nil {
+			continue
 		}
+		errs = append(errs, b.pins.remove(pinName(index, ebpf.AttachTCXEgress)))
 		if b.devices[index] != nil {
 			continue
 		}
@@ -434,11 +441,18 @@ func (b *Backend) shut() error {
 		for _, d := range b.devices {
 			errs = append(errs, d.close())
 		}
+		for _, d := range b.exits {
+			errs = append(errs, d.close())
+		}
 	} else {
 		for index := range b.devices {
 			errs = append(errs, b.detach(index))
 		}
+		for index := range b.exits {
+			errs = append(errs, b.detachExit(index))
+		}
 	}
+	errs = append(errs, b.closeGate(pinned))
 	if b.watch != nil {
 		errs = append(errs, b.watch.stop())
 	}

@@ -175,7 +175,7 @@ func BenchmarkProgram(b *testing.B) {
 	for _, c := range []struct {
 		name, program string
 		mark          uint32
-	}{{"from", "pod_ingress", 0}, {"to", "pod_egress", DefaultMarks.Fast}, {"lookup", "pod_egress", 0}} {
+	}{{"from", "pod_ingress", 0}, {"to", "pod_egress", DefaultMarks.Accept | DefaultMarks.Fast}, {"lookup", "pod_egress", 0}} {
 		b.Run(c.name, func(b *testing.B) {
 			// One packet, repeated in the kernel: nothing is copied in between.
 			if _, err := k.c.Programs[c.program].Run(&ebpf.RunOptions{

@@ -63,6 +63,7 @@ type Config struct {
 	// of these patterns (path.Match); empty means every veth device.
 	Devices []string
 	AttachConfig
+	noNAT bool // do not even try what nat.h does; for tests
 	// Logger receives state changes. Nil discards them.
 	Logger *slog.Logger
 }

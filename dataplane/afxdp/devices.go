@@ -110,7 +110,7 @@ func (b *Backend) refresh() error {
 		errs = append(errs, b.sweepFilters(p.places))
 		b.swept = true
 	}
-	errs = append(errs, b.refreshUplinks(b.scene))
+	errs = append(errs, b.refreshExits(b.scene), b.refreshUplinks(b.scene))
 	return errors.Join(errs...)
 }
 
@@ -156,6 +156,11 @@ func (b *Backend) attach(index int, pl place) error {
 	if err := b.guards.put(uint32(index), pl.guard); err != nil {
 		return err
 	}
+	if b.exits[index] != nil { // it was no pod's; gate keeps watch meanwhile
+		if err := b.detachExit(index); err != nil {
+			return err
+		}
+	}
 	attrs := pl.link.Attrs()
 	own := [6]byte(slices.Concat([]byte(attrs.HardwareAddr), make([]byte, 6))[:6])
 	if d := b.devices[index]; d != nil {
@@ -196,6 +201,9 @@ func (b *Backend) attach(index int, pl place) error {
 		}
 	}
 	b.devices[index] = d
+	if err := b.setExit(index, true); err != nil {
+		return err
+	}
 	b.log.Info("device attached", "device", attrs.Name, "ifindex", index, "attach", b.mode,
 		"pod", pl.guard.Flags&guardPod != 0, "bridge", pl.guard.Bridge)
 	return nil
@@ -262,7 +270,7 @@ func (b *Backend) putDevice(index int, own [6]byte, flags uint32) error {
 func (b *Backend) detach(index int) error {
 	d := b.devices[index]
 	delete(b.devices, index)
-	var errs []error
+	errs := []error{b.setExit(index, false)}
 	for _, a := range d.put {
 		errs = append(errs, a.remove())
 	}
@@ -303,8 +311,8 @@ func (b *Backend) report(index int, l netlink.Link) {
 	}
 }
 
-// setNodeAddresses tells the workers which addresses are the node's own, and the
-// kernel side which of them neighbour discovery may go to.
+// setNodeAddresses tells the workers and the kernel side which addresses are the
+// node's own.
 func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 	b.host.set(own)
 	if b.objects.NodeAddresses == nil { // the programs that ask are not there
@@ -312,9 +320,7 @@ func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 	}
 	want := map[[16]byte]bool{}
 	for _, a := range own {
-		if a.Is6() {
-			want[a.As16()] = true
-		}
+		want[a.As16()] = true
 	}
 	var errs []error
 	for a := range b.nodeAddresses {

@@ -43,6 +43,16 @@
 // packet larger than an upcall (jumbo MTUs) the beginning is judged, and the sender
 // has to send it again: TCP does, and finds the flow accepted.
 //
+// # Services and masquerading
+//
+// Where addresses are translated a packet does not bear its real ends. On its way out
+// its connection knows them, and there it is judged: on the pods' devices, and on the
+// others by pod_exit. It comes up with a struct origin in front, which the driver
+// turns into Packet.Real, Service, FromHost and Masked. bpf/nat.h has the picture;
+// it applies to bridged packets with a later hook, too. Where the kernel cannot do
+// it (loadNAT) masqueraded clients are masked, and Services are judged by their
+// addresses.
+//
 // # Why a pod cannot let itself in
 //
 //   - Marks do not cross namespaces: the kernel clears the mark of a packet that
@@ -58,8 +68,11 @@
 //   - An upcall rate limit is per device for packets from pods, so that made-up
 //     source addresses neither evade it nor use up somebody else's.
 //   - A packet accepted under one destination and led to another one by DNAT needs
-//     a flow entry under its new name at the new destination's device: it bears
-//     the fast mark, which no entry of the other name can satisfy.
+//     an entry for where it leads at the device it leaves by: it bears the fast mark,
+//     and an entry for a translated name passes only the connection it was made for.
+//   - The fast mark without the accept mark, on what is not judged yet, is no way past
+//     the programs: gate stops what would leave by a device that has none.
+//   - An address of the node is the node's only on packets that came in by no device.
 //   - Neighbour discovery passes unjudged only if no router can have sent it or
 //     will forward it. IPv4-mapped addresses in IPv6 headers, nested priority
 //     tags and other disguises count as unparsable.

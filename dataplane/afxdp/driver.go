@@ -44,7 +44,12 @@ type driver struct {
 	poll     [2]unix.PollFd
 	gone     bool // the upcall pair was removed
 
-	flows, later, denied flowBatch
+	flows, later, denied mapBatch[flowState]
+	// Of packets whose addresses are translated: see origin.go.
+	veiled  mapBatch[origin]
+	origins [dataplane.BatchSize]origin
+	names   [dataplane.BatchSize]flow.Key
+	onward  bool // what is deferred is seen again where it leaves
 
 	epoch     *epoch
 	patience  int           // how often Recv yields the CPU before it sleeps
@@ -81,6 +86,7 @@ func newDriver(sock *socket, o *objects, e *epoch, nonce uint8, strict bool) (*d
 	d.flows.init(o.Flows)
 	d.later.init(o.Later)
 	d.denied.init(o.Denied)
+	d.veiled.init(o.Origins)
 	d.poll = [2]unix.PollFd{{Fd: int32(sock.xsk.FD()), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	return d, nil
 }
@@ -147,15 +153,26 @@ func (d *driver) receive(b *dataplane.Batch) error {
 			continue
 		}
 		p := &b.Packets[b.N]
+		if o := &d.origins[b.N]; m.Origin {
+			if frame, ok = takeOrigin(frame, o); !ok {
+				stray = append(stray, desc)
+				continue
+			}
+			desc.Len = uint32(len(frame))
+		}
 		*p = dataplane.Packet{
 			Frame: frame, L2: true, ID: uint32(b.N), Device: m.Ifindex, Reply: m.Reply,
-			Final: d.final || m.Final,
+			Final: d.final || m.Final, Onward: d.onward && !m.Final,
 			// From a pod nobody has translated it yet, to a pod nobody will. The
 			// forward hook accepts nothing of ours in another zone.
 			Plain: true,
 		}
 		if m.Cut {
 			p.Length = trueLength(frame)
+		}
+		if m.Origin {
+			d.origins[b.N].describe(p)
+			d.names[b.N] = ownName(frame, p.Length)
 		}
 		d.held[b.N], d.meta[b.N] = desc, m
 		b.N++
@@ -242,7 +259,7 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		err = e.restart()
 	}
 	s := flowState{Generation: e.generation.Load(), Last: now}
-	d.flows.n, d.later.n, d.denied.n = 0, 0, 0
+	d.flows.n, d.later.n, d.denied.n, d.veiled.n = 0, 0, 0, 0
 	sent := uint32(0) // bit per ID, so that a batch that lost packets leaks no buffer
 	for i := range b.Packets[:min(b.N, d.n)] {
 		p := &b.Packets[i]
@@ -254,27 +271,21 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		case p.Disposition == dataplane.PassPacket:
 			// The kernel takes an ICMP error for a part of the connection it is
 			// about, and would have that accepted with it.
-			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), !p.Headers.IsError)
+			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), !p.Headers.IsError, !p.Headers.IsError)
 			if p.Remember && nameable(p) {
-				k, back := makeFlowKey(&p.Headers.Key)
-				s.Cell = [2]uint16{e.addrs.add(&k.A), e.addrs.add(&k.B)}
-				s.Flags = 0
-				if back != p.Reply {
-					s.Flags = flowBack
-				}
-				d.flows.add(&k, &s)
+				d.remember(p, s)
 			}
-		case p.Disposition == dataplane.DeferPacket && !d.final && !m.Final:
-			setAccept(d.sock.xsk.GetFrame(d.held[p.ID]), false)
+		case p.Disposition == dataplane.DeferPacket && (!d.final && !m.Final || p.Onward):
+			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), false, d.final)
 			if nameable(p) {
-				k, _ := makeFlowKey(&p.Headers.Key)
+				k, _ := makeFlowKey(d.name(p))
 				s.Cell, s.Flags = [2]uint16{}, 0
 				d.later.add(&k, &s)
 			}
 		case d.answered&(1<<p.ID) != 0: // dropped, and the answer is in its place
 		default: // DropPacket, or deferred with nobody to defer to
 			if p.Disposition == dataplane.DropPacket && p.Remember && nameable(p) {
-				k, back := makeFlowKey(&p.Headers.Key)
+				k, back := makeFlowKey(d.name(p))
 				if back {
 					k.Back = 1
 				}
@@ -295,6 +306,7 @@ func (d *driver) settle(b *dataplane.Batch) error {
 			free = append(free, d.held[id])
 		}
 	}
+	_, _ = d.veiled.write() // without it a flow is judged again
 	if n, err := d.flows.write(); err != nil {
 		d.forgotten.Add(uint64(d.flows.n - n))
 	}
@@ -400,32 +412,32 @@ func coarseNow() uint64 {
 	return uint64(ts.Nano())
 }
 
-// flowBatch collects entries for one BatchUpdate: a system call per packet would
-// cost more than everything else done to it.
-type flowBatch struct {
+// mapBatch collects entries for one BatchUpdate: a system call per packet would
+// cost more than everything else done to it. A packet has two entries at most.
+type mapBatch[V any] struct {
 	m      *ebpf.Map
 	n      int
-	keys   [dataplane.BatchSize]flowKey
-	values [dataplane.BatchSize]flowState
+	keys   [2 * dataplane.BatchSize]flowKey
+	values [2 * dataplane.BatchSize]V
 	// The first i entries as BatchUpdate wants them. Converting a slice to an
 	// interface allocates; these were converted once.
-	keysOf, valuesOf [dataplane.BatchSize + 1]any
+	keysOf, valuesOf [2*dataplane.BatchSize + 1]any
 }
 
-func (f *flowBatch) init(m *ebpf.Map) {
+func (f *mapBatch[V]) init(m *ebpf.Map) {
 	f.m = m
 	for i := range f.keysOf {
 		f.keysOf[i], f.valuesOf[i] = f.keys[:i], f.values[:i]
 	}
 }
 
-func (f *flowBatch) add(k *flowKey, s *flowState) {
+func (f *mapBatch[V]) add(k *flowKey, s *V) {
 	f.keys[f.n], f.values[f.n] = *k, *s
 	f.n++
 }
 
 // write reports how many entries it wrote.
-func (f *flowBatch) write() (int, error) {
+func (f *mapBatch[V]) write() (int, error) {
 	if f.n == 0 {
 		return 0, nil
 	}

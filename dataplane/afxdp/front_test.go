@@ -73,7 +73,12 @@ func TestFront(t *testing.T) {
 			for name, frame := range frames {
 				fates := func(when, ingress, egress string) {
 					t.Helper()
-					for _, mark := range []uint32{0, DefaultMarks.Fast} {
+					// One mark alone says that nobody has judged it by where it
+					// goes: what is known of its name does not count.
+					if fate, _, _ := k.run("pod_egress", frame, DefaultMarks.Fast); fate != asked {
+						t.Errorf("%s %s, to a pod with the fast mark alone: %s", name, when, fate)
+					}
+					for _, mark := range []uint32{0, DefaultMarks.Accept | DefaultMarks.Fast} {
 						if fate, _, _ := k.run("pod_egress", frame, mark); fate != egress {
 							t.Errorf("%s %s, to a pod with mark %#x: %s, want it %s", name, when, mark, fate, egress)
 						}
@@ -82,7 +87,7 @@ func TestFront(t *testing.T) {
 					if fate != ingress {
 						t.Errorf("%s %s, from a pod: %s, want it %s", name, when, fate, ingress)
 					}
-					if fate == passed && mark != 0x8000|DefaultMarks.Fast {
+					if fate == passed && mark != 0x8000|DefaultMarks.Accept|DefaultMarks.Fast {
 						t.Errorf("%s %s: mark %#x", name, when, mark)
 					}
 				}

@@ -77,6 +77,8 @@ type flowState struct {
 const (
 	flowBack    = 1 << iota // the connection was opened from B to A
 	flowClosing             // FIN or RST seen; set by the kernel side only
+	flowVeiled              // translation has made its name
+	flowHost                // an end is this host
 )
 
 // numCells is CELLS.
@@ -123,19 +125,24 @@ const (
 	countStray
 	countReceived
 	countUnheard
+	countHeld
 	numCounters
 )
 
 // Bits of the first byte of a frame's source MAC address on the upcall pair.
-// Byte 1 is the nonce, bytes 2 to 5 are the ifindex in network byte order.
+// Byte 1 is the nonce, bytes 2 to 5 are the ifindex in network byte order, with
+// metaOrigin.
 const (
 	metaBase   = 0x82
 	metaFixed  = 0x83
 	metaEgress = 0x04
 	metaReply  = 0x08
+	metaFast   = 0x08 // on the way back
 	metaAccept = 0x10
 	metaCut    = 0x20
 	metaFinal  = 0x40
+
+	metaOrigin = 1 << 31
 )
 
 // Where the metadata is in a frame: its source MAC address.
@@ -148,6 +155,7 @@ type meta struct {
 	Reply   bool
 	Final   bool // no later hook will see it
 	Cut     bool // only the first bytes: for judging, not for sending on
+	Origin  bool // a struct origin precedes the IP header
 }
 
 // readMeta decodes the metadata of a frame of the upcall pair. ok is false for a
@@ -156,7 +164,8 @@ func readMeta(frame []byte, nonce uint8) (m meta, ok bool) {
 	if len(frame) < metaEnd || frame[metaOffset]&metaFixed != metaBase || frame[metaOffset+1] != nonce {
 		return meta{}, false
 	}
-	m.Ifindex = int32(binary.BigEndian.Uint32(frame[metaOffset+2 : metaEnd]))
+	word := binary.BigEndian.Uint32(frame[metaOffset+2 : metaEnd])
+	m.Ifindex, m.Origin = int32(word&^metaOrigin), word&metaOrigin != 0
 	m.Egress = frame[metaOffset]&metaEgress != 0
 	m.Reply = frame[metaOffset]&metaReply != 0
 	m.Cut = frame[metaOffset]&metaCut != 0
@@ -180,12 +189,16 @@ func trueLength(frame []byte) uint32 {
 	return 0
 }
 
-// setAccept writes the verdict into a frame that goes back. A deferred frame
-// goes back without the bit whatever it arrived with.
-func setAccept(frame []byte, accept bool) {
-	frame[metaOffset] &^= metaAccept
+// setMarks writes the marks that a frame gets into it before it goes back, whatever
+// it arrived with: both on what is accepted, the fast one alone on what the program
+// where it leaves is to judge.
+func setMarks(frame []byte, accept, fast bool) {
+	frame[metaOffset] &^= metaAccept | metaFast
 	if accept {
 		frame[metaOffset] |= metaAccept
+	}
+	if fast {
+		frame[metaOffset] |= metaFast
 	}
 }
 

@@ -163,7 +163,7 @@ func TestDevicesFollowRoutes(t *testing.T) {
 		t.Fatalf("pod b has address %s, want %s", b.Addr4, b4)
 	}
 	nstest.Eventually(t, "the new pod's device is attached", func() bool { return programs(t, r.NS, b.HostDevice) == 2 })
-	if n := programs(t, r.NS, netlab.Uplink); n != 0 {
+	if n := programs(t, r.NS, netlab.Uplink); n != r.exits() {
 		t.Errorf("%d programs on the uplink", n)
 	}
 	// Judged in both directions at once.
@@ -176,7 +176,7 @@ func TestDevicesFollowRoutes(t *testing.T) {
 	nstest.Eventually(t, "the gone pod's device is released", func() bool { return r.attached() == 1 })
 	// No longer local: the programs go, the device stays.
 	r.update(t)
-	if n := programs(t, r.NS, a.HostDevice); n != 0 {
+	if n := programs(t, r.NS, a.HostDevice); n != r.exits() {
 		t.Errorf("%d programs on the device of a pod that is not ours", n)
 	}
 }

@@ -330,13 +330,17 @@ func TestKernelKeys(t *testing.T) {
 					t.Fatalf("the reverse has another name: %+v, %+v", r, name)
 				}
 				k.put("flows", name, flowState{Generation: 1, Last: coarseNow()})
-				if fate, mark, _ := k.run("pod_ingress", c.frame, 0x8000); fate != passed || mark != 0x8000|DefaultMarks.Fast {
+				marks := 0x8000 | DefaultMarks.Fast
+				if k == strict {
+					marks |= DefaultMarks.Accept
+				}
+				if fate, mark, _ := k.run("pod_ingress", c.frame, 0x8000); fate != passed || mark != marks {
 					t.Errorf("with its flow: %s with mark %#x, want it passed and marked", fate, mark)
 				}
 				// Not by what was noted of it: TestFront has that.
 				k.c.Maps["flows"].Delete(&name)
 				k.forgetFront()
-				for _, mark := range []uint32{0, DefaultMarks.Fast} {
+				for _, mark := range []uint32{0, DefaultMarks.Fast, DefaultMarks.Accept | DefaultMarks.Fast} {
 					if fate, _, _ := k.run("pod_egress", c.frame, mark); fate == passed {
 						t.Errorf("passed towards the pod without a flow, with mark %#x", mark)
 					}

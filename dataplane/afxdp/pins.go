@@ -23,7 +23,8 @@ const DefaultPinPath = "/sys/fs/bpf/tierwall"
 // filled while no daemon runs:
 //
 //	PinPath/netns-<cookie>/upcall-xdp, upcall-tcx     links of the upcall pair
-//	                       pod-<ifindex>-in, -out     links of the pods' devices
+//	                       pod-<ifindex>-in, -out     links of the pods' and other devices
+//	                       gate-<family>-<hook>       links in the stack's own hooks
 //	                       maps-<layout>/flows, …     see pinnedMaps
 //
 // One directory per network namespace, by its cookie, which no other namespace
@@ -34,7 +35,7 @@ type pins struct{ dir string }
 // one takes over from the other: maps' names, and their files'.
 var pinnedMaps = map[string]string{
 	"flows": "flows", "later": "later", "denied": "denied", "cells": "cells", "devices": "devices",
-	"counters": "counters", "sockets": "sockets", ".data.shared": "shared",
+	"counters": "counters", "sockets": "sockets", ".data.shared": "shared", "origins": "origins", "exits": "exits",
 }
 
 // layoutVersion grows when a map's content changes its meaning and its type does
@@ -47,6 +48,7 @@ const (
 	pinUpcallTCX = "upcall-tcx"
 	pinMaps      = "maps-"
 	pinPod       = "pod-"
+	pinGate      = "gate-"
 )
 
 func pinName(ifindex int, at ebpf.AttachType) string {

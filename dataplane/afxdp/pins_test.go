@@ -79,10 +79,12 @@ func TestPinsOutliveTheBackend(t *testing.T) {
 	}
 	r = startRig(t, node, c)
 	r.update(t)
-	if n := programs(t, node.NS, b.HostDevice); n != 0 {
+	if n := programs(t, node.NS, b.HostDevice); n != r.exits() {
 		t.Errorf("%d programs on the device of a pod that is not ours", n)
 	}
-	if left, _ := filepath.Glob(filepath.Join(path, "*", "pod-*")); len(left) != 0 {
+	// Of what is no pod's, egress alone: there are its device and the uplink.
+	out, _ := filepath.Glob(filepath.Join(path, "*", "pod-*-out"))
+	if left, _ := filepath.Glob(filepath.Join(path, "*", "pod-*")); len(left) != len(out) || len(left) != 2*r.exits() {
 		t.Errorf("still pinned: %v", left)
 	}
 	if err := node.NS.Do(func() error { return Cleanup(path) }); err == nil {

@@ -22,17 +22,22 @@ const (
 	podMapDenied         = "denied"
 	podMapDevices        = "devices"
 	podMapEntered        = "entered"
+	podMapExits          = "exits"
 	podMapFlows          = "flows"
 	podMapFront          = "front"
 	podMapGuards         = "guards"
 	podMapLater          = "later"
 	podMapLocalPods      = "local_pods"
 	podMapNodeAddresses  = "node_addresses"
+	podMapOrigins        = "origins"
 	podMapPodCidrs       = "pod_cidrs"
+	podMapSights         = "sights"
 	podMapSockets        = "sockets"
 	podMapSources        = "sources"
 	podMapWays           = "ways"
+	podProgGate          = "gate"
 	podProgPodEgress     = "pod_egress"
+	podProgPodExit       = "pod_exit"
 	podProgPodIngress    = "pod_ingress"
 	podProgUpcallIngress = "upcall_ingress"
 	podProgUpcallXdp     = "upcall_xdp"
@@ -55,6 +60,7 @@ const (
 	podVarMarkFast       = "mark_fast"
 	podVarMarkReturn     = "mark_return"
 	podVarMaxFrame       = "max_frame"
+	podVarNat            = "nat"
 	podVarNonce          = "nonce"
 	podVarOpen           = "open"
 	podVarPassUnknown    = "pass_unknown"
@@ -111,7 +117,9 @@ type podSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type podProgramSpecs struct {
+	Gate          *ebpf.ProgramSpec `ebpf:"gate"`
 	PodEgress     *ebpf.ProgramSpec `ebpf:"pod_egress"`
+	PodExit       *ebpf.ProgramSpec `ebpf:"pod_exit"`
 	PodIngress    *ebpf.ProgramSpec `ebpf:"pod_ingress"`
 	UpcallIngress *ebpf.ProgramSpec `ebpf:"upcall_ingress"`
 	UpcallXdp     *ebpf.ProgramSpec `ebpf:"upcall_xdp"`
@@ -127,13 +135,16 @@ type podMapSpecs struct {
 	Denied        *ebpf.MapSpec `ebpf:"denied"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	Entered       *ebpf.MapSpec `ebpf:"entered"`
+	Exits         *ebpf.MapSpec `ebpf:"exits"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	Front         *ebpf.MapSpec `ebpf:"front"`
 	Guards        *ebpf.MapSpec `ebpf:"guards"`
 	Later         *ebpf.MapSpec `ebpf:"later"`
 	LocalPods     *ebpf.MapSpec `ebpf:"local_pods"`
 	NodeAddresses *ebpf.MapSpec `ebpf:"node_addresses"`
+	Origins       *ebpf.MapSpec `ebpf:"origins"`
 	PodCidrs      *ebpf.MapSpec `ebpf:"pod_cidrs"`
+	Sights        *ebpf.MapSpec `ebpf:"sights"`
 	Sockets       *ebpf.MapSpec `ebpf:"sockets"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
@@ -162,6 +173,7 @@ type podVariableSpecs struct {
 	MarkFast      *ebpf.VariableSpec `ebpf:"mark_fast"`
 	MarkReturn    *ebpf.VariableSpec `ebpf:"mark_return"`
 	MaxFrame      *ebpf.VariableSpec `ebpf:"max_frame"`
+	Nat           *ebpf.VariableSpec `ebpf:"nat"`
 	Nonce         *ebpf.VariableSpec `ebpf:"nonce"`
 	Open          *ebpf.VariableSpec `ebpf:"open"`
 	PassUnknown   *ebpf.VariableSpec `ebpf:"pass_unknown"`
@@ -202,13 +214,16 @@ type podMaps struct {
 	Denied        *ebpf.Map `ebpf:"denied"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	Entered       *ebpf.Map `ebpf:"entered"`
+	Exits         *ebpf.Map `ebpf:"exits"`
 	Flows         *ebpf.Map `ebpf:"flows"`
 	Front         *ebpf.Map `ebpf:"front"`
 	Guards        *ebpf.Map `ebpf:"guards"`
 	Later         *ebpf.Map `ebpf:"later"`
 	LocalPods     *ebpf.Map `ebpf:"local_pods"`
 	NodeAddresses *ebpf.Map `ebpf:"node_addresses"`
+	Origins       *ebpf.Map `ebpf:"origins"`
 	PodCidrs      *ebpf.Map `ebpf:"pod_cidrs"`
+	Sights        *ebpf.Map `ebpf:"sights"`
 	Sockets       *ebpf.Map `ebpf:"sockets"`
 	Sources       *ebpf.Map `ebpf:"sources"`
 	Ways          *ebpf.Map `ebpf:"ways"`
@@ -222,13 +237,16 @@ func (m *podMaps) Close() error {
 		m.Denied,
 		m.Devices,
 		m.Entered,
+		m.Exits,
 		m.Flows,
 		m.Front,
 		m.Guards,
 		m.Later,
 		m.LocalPods,
 		m.NodeAddresses,
+		m.Origins,
 		m.PodCidrs,
+		m.Sights,
 		m.Sockets,
 		m.Sources,
 		m.Ways,
@@ -258,6 +276,7 @@ type podVariables struct {
 	MarkFast      *ebpf.Variable `ebpf:"mark_fast"`
 	MarkReturn    *ebpf.Variable `ebpf:"mark_return"`
 	MaxFrame      *ebpf.Variable `ebpf:"max_frame"`
+	Nat           *ebpf.Variable `ebpf:"nat"`
 	Nonce         *ebpf.Variable `ebpf:"nonce"`
 	Open          *ebpf.Variable `ebpf:"open"`
 	PassUnknown   *ebpf.Variable `ebpf:"pass_unknown"`
@@ -276,7 +295,9 @@ type podVariables struct {
 //
 // It can be passed to loadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type podPrograms struct {
+	Gate          *ebpf.Program `ebpf:"gate"`
 	PodEgress     *ebpf.Program `ebpf:"pod_egress"`
+	PodExit       *ebpf.Program `ebpf:"pod_exit"`
 	PodIngress    *ebpf.Program `ebpf:"pod_ingress"`
 	UpcallIngress *ebpf.Program `ebpf:"upcall_ingress"`
 	UpcallXdp     *ebpf.Program `ebpf:"upcall_xdp"`
@@ -284,7 +305,9 @@ type podPrograms struct {
 
 func (p *podPrograms) Close() error {
 	return _PodClose(
+		p.Gate,
 		p.PodEgress,
+		p.PodExit,
 		p.PodIngress,
 		p.UpcallIngress,
 		p.UpcallXdp,

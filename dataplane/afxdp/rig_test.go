@@ -96,6 +96,9 @@ func (r *rig) work() {
 		for i := range b.Packets[:b.N] {
 			p := &b.Packets[i]
 			p.Problem = packet.ParseEthernetSnap(p.Frame, max(len(p.Frame), int(p.Length)), &p.Headers)
+			if p.Real.Valid() { // as a worker does
+				p.Headers.Key = p.Real
+			}
 			k := p.Headers.Key
 			if p.Reply {
 				k = k.Reverse()
@@ -151,6 +154,14 @@ func (r *rig) counter(t testing.TB, which uint32) (n uint64) {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// exits is how many programs a device of the node has that is no pod's.
+func (r *rig) exits() int {
+	if r.backend.onward {
+		return 1
+	}
+	return 0
 }
 
 // attached returns how many devices carry our programs.

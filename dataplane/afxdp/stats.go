@@ -22,7 +22,7 @@ func (b *Backend) stats() dataplane.BackendStats {
 		Bypassed:    b.count(countHit) + b.count(countAcross),
 		Accelerated: b.count(countAcross),
 		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
-			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged),
+			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged) + b.count(countHeld),
 		Upcalls: b.count(countUpcall), Restored: b.restored,
 	}
 	alone := dataplane.PassUnheard
@@ -34,7 +34,7 @@ func (b *Backend) stats() dataplane.BackendStats {
 		countUnparsed: dataplane.LeaveUnparsed, countDrop: dataplane.DropUnparsed, countExempt: dataplane.PassExempt,
 		countDenied: dataplane.DropDenied, countLimited: dataplane.DropLimited, countAloneDrop: dataplane.DropUnheard,
 		countAlonePass: alone, countUnknown: dataplane.DropUnknownPod, countForged: dataplane.DropForged,
-		countForeign: dataplane.PassForeign, countStray: dataplane.DropStray,
+		countForeign: dataplane.PassForeign, countStray: dataplane.DropStray, countHeld: dataplane.DropHeld,
 	} {
 		s.Fates[fate] = b.count(which)
 	}

@@ -168,12 +168,15 @@ func (b *Backend) follow() {
 func (b *Backend) hear() error {
 	var errs []error
 	anything := b.watch.drain(func(l netlink.Link) {
-		if err := errors.Join(b.keepUp(l), b.attachEarly(l)); err != nil {
+		if err := errors.Join(b.keepUp(l), b.gateEarly(l), b.attachEarly(l)); err != nil {
 			errs = append(errs, fmt.Errorf("device %s: %w", l.Attrs().Name, err))
 		}
 	}, func(index int) {
 		if b.devices[index] != nil {
 			errs = append(errs, b.detach(index))
+		}
+		if b.exits[index] != nil {
+			errs = append(errs, b.detachExit(index))
 		}
 	}, func(index int) {
 		switch {

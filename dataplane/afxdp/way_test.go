@@ -43,7 +43,7 @@ func newWayRig(t *testing.T, ns *netlab.NS) *wayRig {
 		}
 		*d.index, w.own = uint32(l.Attrs().Index), l.Attrs().HardwareAddr
 	}
-	w.kernel = newKernel(t, true, func(spec *ebpf.CollectionSpec) {
+	w.kernel = newKernel(t, false, func(spec *ebpf.CollectionSpec) {
 		spec.Maps["ways"].MaxEntries = spec.Maps["front"].MaxEntries
 		for _, name := range []string{"accelerate", "tcp_liberal"} {
 			if err := spec.Variables[name].Set(true); err != nil {

@@ -35,7 +35,7 @@ type attempt struct {
 	key      flow.Key // as the policy sees it: the backend is the destination
 	dial     netip.AddrPort
 	want     simulate.Result
-	hasty    bool // nobody waits for it: it is denied, or may be
+	hasty    bool // nobody waits for it: it is denied
 
 	passed   bool
 	tries    int
@@ -162,7 +162,8 @@ func refusal(err error) bool {
 }
 
 // plan lists the connections to try: everybody to everybody on every port, in
-// every protocol and family both have, directly and by the Services of the pods.
+// every protocol and family both have, directly and by the Services of the pods: by
+// their addresses, and by node ports of this node.
 func (l *lab) plan(s *sample, parties []*party) (all []*attempt) {
 	node := &party{name: "node", slot: -1, ns: l.node.NS, v4: l.node.Gateway4.Addr(), v6: l.node.Gateway6.Addr()}
 	add := func(way string, from, to *party, family int, dial netip.Addr, ports func(i int) uint16) {
@@ -197,19 +198,18 @@ func (l *lab) plan(s *sample, parties []*party) (all []*attempt) {
 				if from != to {
 					add(direct, from, to, family, to.addr(family), same)
 				}
-				if to.slot < 0 {
-					continue
-				}
-				vip, own := to.service4, l.node.Addr4
+				vip, own := to.service(family), l.node.Addr4
 				if family == 6 {
-					vip, own = to.service6, l.node.Addr6
+					own = l.node.Addr6
 				}
 				switch {
+				case !vip.IsValid():
 				case from == to:
 					add(hairpin, from, to, family, vip, same)
 				case from.slot >= 0:
 					add(service, from, to, family, vip, same)
-				case from.name == "outside":
+				}
+				if to.slot >= 0 && (from.slot >= 0 || from.name == "outside") {
 					add(byNode, from, to, family, own, func(i int) uint16 { return uint16(nodePort(to.slot, i)) })
 				}
 			}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
@@ -28,8 +30,8 @@ type party struct {
 	ns   *netlab.NS
 	tap  *tap
 	// Zero where it has none.
-	v4, v6             netip.Addr
-	service4, service6 netip.Addr // ClusterIPs of a local pod's Service
+	v4, v6    netip.Addr
+	serviceID int // of a pod; 0 = it has no Service
 }
 
 func (p *party) addr(family int) netip.Addr {
@@ -38,6 +40,23 @@ func (p *party) addr(family int) netip.Addr {
 	}
 	return p.v4
 }
+
+// service returns the ClusterIP of a pod's Service.
+func (p *party) service(family int) netip.Addr {
+	if p.serviceID == 0 || !p.addr(family).IsValid() {
+		return netip.Addr{}
+	}
+	if family == 6 {
+		a := netip.MustParseAddr("fd00:96::").As16()
+		a[15] = byte(p.serviceID)
+		return netip.AddrFrom16(a)
+	}
+	return netip.AddrFrom4([4]byte{10, 96, 0, byte(p.serviceID)})
+}
+
+// Where the numbers of Services begin: of this node's pods, by slot, and of others'.
+// Samples have Services of their own with lower ones.
+const firstService, firstFarService = 100, 200
 
 // lab is a node with pods and a daemon.
 type lab struct {
@@ -95,10 +114,10 @@ func newLab(t *testing.T, topology, dataplane string, pods int) *lab {
 	}
 	for i := range pods + 1 {
 		last := byte(i + 2)
-		p := &party{slot: i, service4: netip.AddrFrom4([4]byte{10, 96, 0, 100 + last})}
-		a4, a6, s6 := podNet4.Addr().As4(), podNet6.Addr().As16(), netip.MustParseAddr("fd00:96::").As16()
-		a4[3], a6[15], s6[15] = last, last, last
-		p.v4, p.v6, p.service6 = netip.AddrFrom4(a4), netip.AddrFrom16(a6), netip.AddrFrom16(s6)
+		p := &party{slot: i, serviceID: firstService + i}
+		a4, a6 := podNet4.Addr().As4(), podNet6.Addr().As16()
+		a4[3], a6[15] = last, last
+		p.v4, p.v6 = netip.AddrFrom4(a4), netip.AddrFrom16(a6)
 		pod, err := l.node.AddPod(fmt.Sprint("slot-", i), p.v4, p.v6)
 		if err != nil {
 			t.Fatal(err)
@@ -184,6 +203,14 @@ func (l *lab) serve(proto byte, ns *netlab.NS, at netip.Addr, port uint16) {
 // Source ports of attempts. Nothing else uses them: they are above the ports that
 // samples name and below nothing.
 const firstSource = 33000
+
+// forgetConnections makes the node's conntrack forget what it knows. A connection
+// that was denied behind conntrack may be in its table for minutes, and takes its
+// source port away from another one: the tap would not know that one again.
+func (l *lab) forgetConnections(t *testing.T) {
+	t.Helper()
+	fatal(t, l.node.NS.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+}
 
 // source returns a source port that no attempt of late has had.
 func (l *lab) source() uint16 {

@@ -54,7 +54,7 @@ func (s *sample) manifest(t *testing.T, l *lab, index int) (text string, parties
 	for _, n := range s.world.Namespaces {
 		add("Namespace", "", n.Name, n.Labels, object{"annotations": n.Annotations})
 	}
-	slot := 0
+	slot, far := 0, 0
 	for i := range s.world.Pods {
 		p := &s.world.Pods[i]
 		addrs, node := p.IPs, p.Node
@@ -75,11 +75,16 @@ func (s *sample) manifest(t *testing.T, l *lab, index int) (text string, parties
 			slot++
 			own.name = p.Namespace + "/" + p.Name
 			addrs, node = []netip.Addr{own.v4, own.v6}, nodeName
-			labels[slotLabel] = fmt.Sprint(own.slot)
 			parties = append(parties, own)
-			add("Service", p.Namespace, fmt.Sprintf("slot-%d", own.slot), nil, serviceSpec(own, s.ports))
+			labels[serviceLabel] = fmt.Sprint(own.serviceID)
+			add("Service", p.Namespace, fmt.Sprintf("service-%d", own.serviceID), nil, serviceSpec(own, s.ports))
 		default:
-			parties = append(parties, l.far(t, p.Namespace+"/"+p.Name, addrs))
+			other := l.far(t, p.Namespace+"/"+p.Name, addrs)
+			other.serviceID = firstFarService + far
+			far++
+			parties = append(parties, other)
+			labels[serviceLabel] = fmt.Sprint(other.serviceID)
+			add("Service", p.Namespace, fmt.Sprintf("service-%d", other.serviceID), nil, serviceSpec(other, s.ports))
 		}
 		add("Pod", p.Namespace, p.Name, labels, podSpec(p, node, addrs))
 	}
@@ -127,8 +132,8 @@ func (s *sample) manifest(t *testing.T, l *lab, index int) (text string, parties
 	return b.String() + s.policies, parties
 }
 
-// slotLabel is what a Service of the suite selects its pod by.
-const slotLabel = "connectivity.test/slot"
+// serviceLabel is what a Service of the suite selects its pod by.
+const serviceLabel = "connectivity.test/service"
 
 func nodeAddresses(addrs []netip.Addr) []object {
 	out := []object{}
@@ -175,16 +180,25 @@ func serviceSpec(p *party, numbers []uint16) object {
 	var ports []object
 	for i, n := range numbers {
 		for _, proto := range []string{"TCP", "UDP", "SCTP"} {
-			ports = append(ports, object{
-				"name": fmt.Sprintf("%s-%d", strings.ToLower(proto), n), "protocol": proto,
-				"port": n, "targetPort": n, "nodePort": nodePort(p.slot, i),
-			})
+			port := object{"name": fmt.Sprintf("%s-%d", strings.ToLower(proto), n), "protocol": proto, "port": n, "targetPort": n}
+			if p.slot >= 0 {
+				port["nodePort"] = nodePort(p.slot, i)
+			}
+			ports = append(ports, port)
 		}
 	}
-	return object{"spec": object{
-		"type": "NodePort", "ports": ports, "selector": object{slotLabel: fmt.Sprint(p.slot)},
-		"clusterIP": p.service4.String(), "clusterIPs": []string{p.service4.String(), p.service6.String()},
-	}}
+	spec := object{"type": "NodePort", "ports": ports, "selector": object{serviceLabel: fmt.Sprint(p.serviceID)}}
+	if p.slot < 0 {
+		spec["type"] = "ClusterIP"
+	}
+	var ips []string
+	for _, family := range []int{4, 6} {
+		if a := p.service(family); a.IsValid() {
+			ips = append(ips, a.String())
+		}
+	}
+	spec["clusterIP"], spec["clusterIPs"] = ips[0], ips
+	return object{"spec": spec}
 }
 
 func texts[T fmt.Stringer](in []T) (out []string) {

@@ -39,7 +39,7 @@ func TestConnectivity(t *testing.T) {
 		for i, topology := range []string{ptp, bridge} {
 			t.Run(dataplane+"/"+topology, func(t *testing.T) {
 				l := newLab(t, topology, dataplane, most)
-				s := &suite{lab: l, dataplane: dataplane, topology: topology}
+				s := &suite{lab: l}
 				for n, sample := range all {
 					if !*full && !slices.Contains(short, sample.name) && *onlySample == "" || !strings.Contains(sample.name, *onlySample) {
 						continue
@@ -48,8 +48,8 @@ func TestConnectivity(t *testing.T) {
 					mode := []string{nftables, iptables}[(i+n)%2]
 					t.Run(sample.name, func(t *testing.T) { s.run(t, sample, n, mode) })
 				}
-				t.Logf("%d samples (%d left out), %d connections: %d allowed, %d denied, %d may be either; %d needed a second try; %+v",
-					s.samples, s.refused, s.tried, s.allowed, s.denied, s.either, s.again, s.ways)
+				t.Logf("%d samples (%d left out), %d connections: %d allowed, %d denied; %d needed a second try; %+v",
+					s.samples, s.refused, s.tried, s.allowed, s.denied, s.again, s.ways)
 				if t.Failed() {
 					t.Logf("the daemon says %+v\n%s", l.daemon.stats(t), l.daemon.log())
 				}
@@ -64,23 +64,11 @@ func TestConnectivity(t *testing.T) {
 // suite is a run over all samples on one lab.
 type suite struct {
 	*lab
-	dataplane string
-	topology  string
-	offset    int64 // of what was read of the audit log
-	rest      []byte
+	offset int64 // of what was read of the audit log
+	rest   []byte
 
-	samples, refused, tried, allowed, denied, either, again int
-	ways                                                    map[string]int
-}
-
-// mayDrop says that a backend may drop what policy allows. afxdp alone has nobody
-// behind it that translates Service addresses, and it cannot tell what the node
-// itself sends from what is masqueraded as the node. On a bridge with br_netfilter
-// that holds for auto, too: a pod's packet to its own Service never leaves the
-// bridge, and comes back to an isolated pod as if the node had sent it. All err
-// towards a drop.
-func (s *suite) mayDrop(a *attempt) bool {
-	return s.dataplane == "afxdp" && a.way != direct || s.dataplane == "auto" && s.topology == bridge && a.way == hairpin
+	samples, refused, tried, allowed, denied, again int
+	ways                                            map[string]int
 }
 
 func (s *suite) run(t *testing.T, smp *sample, index int, mode string) {
@@ -118,14 +106,14 @@ func (s *suite) run(t *testing.T, smp *sample, index int, mode string) {
 		all = some(all)
 	}
 	for _, a := range all {
-		a.hasty = !a.allowed() || s.mayDrop(a)
+		a.hasty = !a.allowed()
 	}
 	for _, a := range all {
 		if a.key.Proto == flow.TCP || a.key.Proto == flow.UDP {
 			s.serve(byte(a.key.Proto), a.to.ns, a.key.Dst.Netip(), a.key.DstPort)
 		}
 	}
-	s.proxy(t, mode, smp.ports)
+	s.proxy(t, mode, parties, smp.ports)
 	before := s.daemon.stats(t).Generation
 	s.skipAudit(t)
 	s.write(t, text)
@@ -134,6 +122,7 @@ func (s *suite) run(t *testing.T, smp *sample, index int, mode string) {
 			t.Fatalf("the sample is not in force after %v\n%s", startTimeout, s.daemon.log())
 		}
 	}
+	s.forgetConnections(t)
 	s.attempts(all)
 	s.judge(t, all)
 	s.judgeAudit(t, all)
@@ -163,6 +152,9 @@ func (s *suite) judge(t *testing.T, all []*attempt) {
 		s.tried++
 		s.ways[a.way]++
 		s.again += a.tries - 1
+		if a.tries > 1 {
+			t.Logf("%s: %d tries, source ports %v", a, a.tries, a.sources)
+		}
 		var wrong string
 		switch {
 		case a.tooEarly != nil:
@@ -171,17 +163,14 @@ func (s *suite) judge(t *testing.T, all []*attempt) {
 			wrong = "passed, policy denies it"
 		case !a.allowed() && a.arrived > 0:
 			wrong = fmt.Sprintf("%d packets arrived, policy denies them", a.arrived)
-		case a.allowed() && !a.passed && !s.mayDrop(a):
+		case a.allowed() && !a.passed:
 			wrong = fmt.Sprintf("did not pass in %d tries (%d packets arrived), policy allows it", a.tries, a.arrived)
 		case a.passed && a.arrived == 0:
 			wrong = "passed and the tap saw nothing: the test is broken"
 		}
-		switch {
-		case s.mayDrop(a) && a.allowed():
-			s.either++
-		case a.allowed():
+		if a.allowed() {
 			s.allowed++
-		default:
+		} else {
 			s.denied++
 		}
 		if wrong != "" {
@@ -209,7 +198,7 @@ func (s *suite) judgeAudit(t *testing.T, all []*attempt) {
 	t.Helper()
 	want := map[told]*attempt{}
 	for _, a := range all {
-		if a.allowed() || s.mayDrop(a) {
+		if a.allowed() {
 			continue
 		}
 		w := told{src: a.key.Src.Netip(), dst: a.key.Dst.Netip(), proto: a.key.Proto.String(), direction: "ingress"}

@@ -77,6 +77,8 @@ struct xdp_md {
 
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
+static long (*const map_delete)(void *map, const void *key) = (void *)3;
+static __u64 (*const ktime)(void) = (void *)5; /* CLOCK_MONOTONIC */
 static __u32 (*const get_smp_processor_id)(void) = (void *)8;
 static long (*const skb_store_bytes)(struct skb *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*const redirect)(__u32 ifindex, __u64 flags) = (void *)23;
@@ -84,7 +86,9 @@ static long (*const skb_load_bytes)(const void *skb, __u32 off, void *to, __u32 
 static long (*const skb_change_type)(struct skb *skb, __u32 type) = (void *)32;
 static long (*const skb_change_tail)(struct skb *skb, __u32 len, __u64 flags) = (void *)38;
 static long (*const skb_pull_data)(struct skb *skb, __u32 len) = (void *)39;
+static long (*const skb_change_head)(struct skb *skb, __u32 len, __u64 flags) = (void *)43;
 static long (*const redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
+static long (*const read_kernel)(void *to, __u32 size, const void *from) = (void *)113; /* Linux 5.5 */
 static __u64 (*const jiffies64)(void) = (void *)118; /* Linux 5.6 */
 static long (*const redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155; /* Linux 5.10 */
 static __u64 (*const ktime_coarse)(void) = (void *)160; /* CLOCK_MONOTONIC_COARSE, Linux 5.11 */

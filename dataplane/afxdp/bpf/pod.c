@@ -18,6 +18,8 @@
 // Set by the Go side before loading; the verifier sees constants.
 volatile const __u8 strict = 0; // no later hook judges what we leave alone
 
+#include "nat.h"
+
 // addresses fills in both addresses of a packet that parse did not get through.
 // It reports whether the packet is IP at all.
 INLINE int addresses(struct skb *skb, struct packet *p)
@@ -113,6 +115,19 @@ INLINE int forged_neighbour(struct skb *skb, const struct guard *g)
 	return 0;
 }
 
+// accepted is the mark of what was accepted at its source's device. Without a later
+// hook a packet with one of the two bits only has been judged by nobody yet by where
+// it goes (nat.h): it is unjudged.
+INLINE __u32 accepted(void)
+{
+	return strict ? mark_accept | mark_fast : mark_fast;
+}
+
+INLINE int unjudged(__u32 mark, int egress)
+{
+	return egress && strict && (mark & accepted()) == mark_fast;
+}
+
 // pass lets a packet go that belongs to an accepted flow, with its slot or 0.
 INLINE int pass(struct skb *skb, struct slot *s, __u32 place, int egress, __u32 mark)
 {
@@ -123,8 +138,9 @@ INLINE int pass(struct skb *skb, struct slot *s, __u32 place, int egress, __u32 
 			return action;
 		}
 		enter(s ? place + 1 : 0);
-		// Not mark_accept: what only passes accepts no connection once more.
-		skb->mark = (mark & ~mark_accept) | mark_fast;
+		// To a later hook mark_accept would say: and the rest of the connection
+		// with it. What only passes accepts none once more.
+		skb->mark = strict ? mark | mark_accept | mark_fast : (mark & ~mark_accept) | mark_fast;
 	} else if (accelerate && s) {
 		learn(skb, s, place, mark & mark_fast);
 	}
@@ -161,6 +177,7 @@ INLINE int judge(struct skb *skb, int egress)
 	int judged = egress && !(mark & mark_fast) && (!strict || mark & mark_accept);
 	int final = egress || strict, settled;
 
+	struct origin o = {};
 	struct packet p = {.headers = 200};
 	enum parsed parsed = parse(skb, &p, egress);
 	__u64 policy = generation; // read before any flow: see current
@@ -168,25 +185,24 @@ INLINE int judge(struct skb *skb, int egress)
 	struct flow *f = 0;
 	int known = 0; // f is an accepted flow
 	__u8 reply = 0;
-	if (parsed == KEY && (f = map_lookup(&flows, &p.key)) && !expired(f, p.proto, now)) {
-		// A SYN opens a connection and is always judged. When it bears the
-		// mark it has just been, and its entry was written before it was sent
-		// on.
+	// A SYN opens a connection and is always judged. When it bears the mark it has
+	// just been, and its entry was written before it was sent on.
+	if (parsed == KEY && (egress || !p.syn) && (f = map_lookup(&flows, &p.key)) && !expired(f, p.proto, now)) {
 		if (!current(f, policy))
 			reply = p.back != (f->flags & FLOW_BACK);
-		else if (!p.syn || mark & mark_fast)
+		else if (!p.syn || (mark & accepted()) == accepted())
 			known = 1;
 	}
 	// To a pod a flow needs no guard. What was accepted was accepted for the pods
 	// that have the addresses, so on the way from a pod the guard looks at the
 	// device.
-	if (known && egress)
+	if (known && egress && open_faced(skb, f, unjudged(mark, egress)))
 		goto accept;
 
 	struct guard *g = map_lookup(&guards, &ifindex);
-	int inside = !known && bridged(skb, g, egress);
+	int inside = (egress || !known) && bridged(skb, g, egress);
 	if (inside) { // nobody has judged it and nobody will
-		judged = 0;
+		judged = egress && (mark & (mark_accept | mark_fast)) == mark_accept; // our own answer
 		final = 1;
 	}
 	if (parsed == NEIGHBOUR)
@@ -205,14 +221,21 @@ INLINE int judge(struct skb *skb, int egress)
 	}
 	if (g && (settled = guarded(skb, g, &p, parsed, egress)))
 		return settled;
-	if (known)
+	if (known && !egress)
 		goto accept;
+	if (egress && !judged) {
+		struct flow *b = behind(skb, &p, parsed != KEY || p.syn, policy, now, &o);
+		if (b) {
+			f = b;
+			goto accept;
+		}
+	}
 	if (parsed == OPAQUE)
 		return leave(final && !judged);
 	if (parsed == ASK) {
 		if (judged || !final)
 			return leave(0);
-		return upcall(skb, &p, egress, 0, final, inside, now);
+		return upcall(skb, &p, &o, egress, 0, final, inside, now);
 	}
 	if (judged) {
 		if (!strict && (!f || expired(f, p.proto, now)))
@@ -222,26 +245,42 @@ INLINE int judge(struct skb *skb, int egress)
 	}
 	// Between ports of a bridge, too: what answers by way of a Service goes there
 	// straight, and its connection the later hook has judged.
-	if (!final || (inside && !strict && !p.syn)) {
+	// Alone, a Service's packets are left to the program where they leave (nat.h).
+	int onward = nat && strict && !egress && !inside;
+	if (!final || onward || (inside && !strict && !p.syn)) {
 		f = map_lookup(&later, &p.key);
 		if (f && current(f, policy) && !expired(f, p.proto, now)) {
 			touch(f, now);
 			add(COUNT_LATER, 1);
+			if (onward)
+				skb->mark = mark | mark_fast;
 			return TCX_NEXT;
 		}
 	}
+	if (!egress && final)
+		recall(&p, &o);
 	p.key.back = p.back;
 	f = map_lookup(&denied, &p.key);
 	if (f && f->generation == policy && now < f->last + deny_time) {
 		add(COUNT_DENIED, 1);
 		return TCX_DROP;
 	}
-	return upcall(skb, &p, egress, reply, final, inside, now);
+	return upcall(skb, &p, &o, egress, reply, final, inside, now);
 
 accept:
 	touch(f, now);
 	if (p.closes && !(f->flags & FLOW_CLOSING))
 		f->flags |= FLOW_CLOSING;
+	// Translated packets are looked at one by one: the front knows no more than
+	// what they bear.
+	if (o.flags & ORIGIN_NAT || f->flags & (egress ? FLOW_VEILED | FLOW_HOST : FLOW_VEILED)) {
+		if (!egress) { // whom it is about shows where it leaves
+			enter(0);
+			skb->mark = strict ? mark | mark_fast : mark;
+		}
+		add(COUNT_HIT, 1);
+		return TCX_NEXT;
+	}
 	__u32 place = 0;
 	struct slot *s = to_front(skb, egress ? 0 : ifindex, policy, &place);
 	if (s && f->flags & FLOW_CLOSING)
@@ -264,7 +303,7 @@ NOINLINE int judge_to(struct skb *skb)
 INLINE int usual(struct skb *skb, int egress)
 {
 	__u32 mark = skb->mark, place;
-	if (!(mark & mark_return)) {
+	if (!(mark & mark_return) && !unjudged(mark, egress)) {
 		struct slot *s = in_front(skb, egress ? 0 : skb->ifindex, generation, &place);
 		if (s)
 			return pass(skb, s, place, egress, mark);
@@ -280,6 +319,36 @@ SEC("tcx/ingress") int pod_ingress(struct skb *skb)
 SEC("tcx/egress") int pod_egress(struct skb *skb)
 {
 	return usual(skb, 1);
+}
+
+// pod_exit is on devices that are no pod's, where it looks at what pods sent and
+// nobody has judged by where it goes: see nat.h.
+SEC("tcx/egress") int pod_exit(struct skb *skb)
+{
+	__u32 mark = skb->mark;
+	if (!(mark & mark_return)) {
+		if (!(mark & mark_fast))
+			return TCX_NEXT;
+		struct origin o = {};
+		int tracked = read_connection(bpf_cast_to_kern_ctx(skb), &o, !(mark & mark_accept));
+		if (mark & mark_accept && !(o.flags & ORIGIN_DNAT)) {
+			skb->mark = mark & ~(mark_accept | mark_fast);
+			return TCX_NEXT; // judged as what it is
+		}
+		// Most packets need no parsing. The first ones of a connection are not
+		// let through for an older one.
+		struct flow *f = tracked && !(o.flags & ORIGIN_NEW) ? accepted_as(&o, generation, ktime_coarse()) : 0;
+		if (f) {
+			touch(f, ktime_coarse());
+			add(COUNT_HIT, 1);
+			skb->mark = mark & ~(mark_accept | mark_fast);
+			return TCX_NEXT;
+		}
+	}
+	int action = judge(skb, 1);
+	if (action == TCX_NEXT) // no other device below this one needs to look again
+		skb->mark &= ~(mark_accept | mark_fast);
+	return action;
 }
 
 // upcall_ingress is on uc0: what the socket transmits on uc1 arrives here and
@@ -304,7 +373,7 @@ SEC("tcx/ingress") int upcall_ingress(struct skb *skb)
 		__builtin_memcpy(mac, d->peer, sizeof(mac));
 	if (skb_store_bytes(skb, 6, mac, sizeof(mac), 0) < 0)
 		return TCX_DROP;
-	skb->mark = mark_return | (meta[0] & META_ACCEPT ? mark_accept | mark_fast : 0);
+	skb->mark = mark_return | (meta[0] & META_ACCEPT ? mark_accept : 0) | (meta[0] & META_FAST ? mark_fast : 0);
 	return redirect(ifindex, meta[0] & META_EGRESS ? 0 : BPF_F_INGRESS);
 }
 

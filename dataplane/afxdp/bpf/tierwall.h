@@ -27,6 +27,8 @@ struct flow_key {
 enum {
 	FLOW_BACK = 1,	  /* the connection was opened from b to a */
 	FLOW_CLOSING = 2, /* FIN or RST seen */
+	FLOW_VEILED = 4,  /* translation has made its name: see nat.h */
+	FLOW_HOST = 8,	  /* an end is this host, which is others' address, too: see nat.h */
 };
 
 /* How many cells addresses are sorted into: see struct flow. */
@@ -53,6 +55,30 @@ enum {
 	DEVICE_OPEN = 1, /* packets to it may leave out the stack (across.h), and so may those from it */
 };
 
+/*
+ * The connection of a packet whose own addresses do not say whom it is about. It
+ * precedes the IP header of such a packet on the upcall pair (META_ORIGIN). Of ICMP
+ * the client's port is the echo identifier, the others the request's type<<8|code.
+ */
+struct origin {
+	__u32 client[4];	/* who opened it */
+	__u32 service[4];	/* where to */
+	__u32 backend[4];	/* who answers */
+	__u16 client_port, service_port, backend_port;
+	__u8 proto;
+	__u8 flags;
+};
+
+enum {
+	ORIGIN_NAT = 1,	   /* the fields before are filled in; 0: only the flags count */
+	ORIGIN_DNAT = 2,   /* service and backend differ */
+	ORIGIN_REPLY = 4,  /* the packet is from the backend to the client */
+	ORIGIN_HOST = 8,   /* this host sent the packet */
+	ORIGIN_MASKED = 16, /* it did not, although the packet bears its address; who did is not known */
+	ORIGIN_NEW = 32,   /* no answer has been seen */
+	ORIGIN_RELATED = 64, /* the packet is an error about it */
+};
+
 /* A device whose packets we judge. */
 struct device {
 	__u8 own[6];  /* source MAC address of packets to the pod */
@@ -65,21 +91,23 @@ struct device {
  * On the upcall pair a frame's source MAC address says where it came from and,
  * on the way back, what userspace decided:
  *
- *	byte 0	1 f c a r e 10	a accepted, r reply, e captured on egress, c cut short,
- *				f no later hook will see it; 10 makes it a locally
- *				administered unicast address
+ *	byte 0	1 f c a r e 10	a accepted, r reply (on the way back: fast mark), e captured
+ *				on egress, c cut short, f no later hook will see it; 10
+ *				makes it a locally administered unicast address
  *	byte 1	nonce, drawn when the pair was made
- *	2..5	ifindex, big-endian
+ *	2..5	ifindex, big-endian, and META_ORIGIN
  */
 enum {
 	META_BASE = 0x82,
 	META_FIXED = 0x83,
 	META_EGRESS = 0x04,
 	META_REPLY = 0x08,
+	META_FAST = 0x08,
 	META_ACCEPT = 0x10,
 	META_CUT = 0x20,
 	META_FINAL = 0x40,
 };
+#define META_ORIGIN 0x80000000u /* no ifindex has this bit */
 
 /* Indexes of the counters map. Each packet a pod program sees counts under one of those up to COUNT_RETURNED. */
 enum counter {
@@ -101,6 +129,7 @@ enum counter {
 	COUNT_STRAY,	  /* frames on the upcall pair that are not ours, dropped */
 	COUNT_RECEIVED,	  /* frames the socket side of the upcall pair received */
 	COUNT_UNHEARD,	  /* of those, dropped because no socket was there */
+	COUNT_HELD,	  /* dropped by gate: the next packet is judged by where this one went */
 	COUNTERS
 };
 

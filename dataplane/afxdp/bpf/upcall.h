@@ -56,13 +56,13 @@ INLINE int within(__u64 *due, __u64 now, __u32 n)
 	return 1;
 }
 
-INLINE int limited(struct device *d, const struct packet *p, int egress, __u64 now, __u32 n)
+INLINE int limited(struct device *d, const struct address *src, int egress, __u64 now, __u32 n)
 {
 	if (upcall_cost == 0)
 		return 0;
 	if (!egress)
 		return !within(&d->due, now, n);
-	struct address a = p->src;
+	struct address a = *src;
 	if (a.words[2] != htonl(0xffff)) // a host has a /64 of IPv6 addresses at least
 		a.words[2] = a.words[3] = 0;
 	__u64 *due = map_lookup(&sources, &a);
@@ -73,7 +73,17 @@ INLINE int limited(struct device *d, const struct packet *p, int egress, __u64 n
 	return 0;
 }
 
-INLINE int upcall(struct skb *skb, const struct packet *p, int egress, __u8 reply, int final, int bridged, __u64 now)
+// prepend puts o between a frame's Ethernet and IP header.
+INLINE int prepend(struct skb *skb, const struct origin *o)
+{
+	__u8 ether[ETHER];
+	return skb_load_bytes(skb, 0, ether, sizeof(ether)) < 0 || skb_change_head(skb, sizeof(*o), 0) < 0 ||
+	       skb_store_bytes(skb, 0, ether, sizeof(ether), 0) < 0 || skb_store_bytes(skb, ETHER, o, sizeof(*o), 0) < 0;
+}
+
+// upcall sends a packet up, with o in front if that says anything.
+INLINE int upcall(struct skb *skb, const struct packet *p, const struct origin *o, int egress, __u8 reply, int final,
+		  int bridged, __u64 now)
 {
 	// The kernel takes the socket of a daemon that died out of the map; one that
 	// hangs gives no sign of life.
@@ -86,8 +96,9 @@ INLINE int upcall(struct skb *skb, const struct packet *p, int egress, __u8 repl
 		add(COUNT_ALONE_PASS, 1);
 		return TCX_NEXT;
 	}
+	__u32 most = max_frame - (o->flags ? sizeof(*o) : 0);
 	__u32 size = skb->gso_size ? p->headers + skb->gso_size : skb->len;
-	int cut = size > max_frame; // would be lost on the way
+	int cut = size > most; // would be lost on the way
 	if (cut && !final)
 		return leave(0);
 
@@ -100,19 +111,28 @@ INLINE int upcall(struct skb *skb, const struct packet *p, int egress, __u8 repl
 		add(COUNT_ALONE_PASS, 1);
 		return TCX_NEXT;
 	}
-	if (limited(d, p, egress, now, n)) {
+	// Who is masqueraded shares an address with everybody else who is.
+	if (limited(d, o->flags & ORIGIN_NAT ? (const void *)o->client : &p->src, egress, now, n)) {
 		add(COUNT_LIMITED, 1);
 		return TCX_DROP;
 	}
 	// Nobody else can judge it: its first bytes do for that, and the sender has
 	// to send it again.
-	if (cut && skb_change_tail(skb, max_frame, 0) < 0)
+	if (cut && skb_change_tail(skb, most, 0) < 0)
 		return leave(1);
-	__u8 mac[6];
-	if (skb_load_bytes(skb, 6, mac, sizeof(mac)) < 0)
+	if (o->flags && prepend(skb, o))
 		return leave(1);
-	__builtin_memcpy(egress ? d->own : d->peer, mac, sizeof(mac));
-	__u8 meta[6] = {META_BASE, nonce, ifindex >> 24, ifindex >> 16, ifindex >> 8, ifindex};
+	__u8 macs[12]; // destination, source
+	if (skb_load_bytes(skb, 0, macs, sizeof(macs)) < 0)
+		return leave(1);
+	__builtin_memcpy(egress ? d->own : d->peer, macs + 6, 6);
+	// A pod that is refused for before it has said anything answers, too, and a
+	// bridge takes no frame from nobody.
+	const __u8 *q = d->peer;
+	if (egress && !(macs[0] & 1) && !(q[0] | q[1] | q[2] | q[3] | q[4] | q[5]))
+		__builtin_memcpy(d->peer, macs, 6);
+	__u32 word = ifindex | (o->flags ? META_ORIGIN : 0);
+	__u8 meta[6] = {META_BASE, nonce, word >> 24, word >> 16, word >> 8, word};
 	if (egress)
 		meta[0] |= META_EGRESS;
 	if (reply)
