@@ -38,6 +38,7 @@ type Ring struct {
 	gap        Event         // the loss not yet reported; Count 0 = none
 	lost       atomic.Uint64 // events ever dropped
 	mirror     *RingMirror   // where offers are counted as well; nil = nowhere
+	wake       chan<- struct{}
 
 	_ [cacheLine]byte
 }
@@ -58,6 +59,11 @@ type RingMirror struct {
 // Mirror makes the ring count in m from now on. Call it before the producer
 // starts: it is not synchronised with Put.
 func (r *Ring) Mirror(m *RingMirror) { r.mirror = m }
+
+// Wake makes the producer send to c, without waiting, each time it has put another
+// quarter of the ring: whoever has c need not look often to lose nothing. Call it
+// before the producer starts: it is not synchronised with Put.
+func (r *Ring) Wake(c chan<- struct{}) { r.wake = c }
 
 // MinRing is the smallest ring: one slot for a gap marker, one for an event.
 const MinRing = 2
@@ -119,6 +125,12 @@ func (r *Ring) Put(e *Event) bool {
 	}
 	r.slots[tail&r.mask] = *e
 	r.tail.Store(tail + 1)
+	if tail&(r.mask>>2) == 0 && r.wake != nil {
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+	}
 	return true
 }
 

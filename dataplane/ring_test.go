@@ -157,3 +157,30 @@ func TestRingMirror(t *testing.T) {
 		t.Errorf("offered %d, last at %d, lost %d; want 105, 14, 3", m.Offered, m.Last, r.Lost())
 	}
 }
+
+// A ring that fills says so with every quarter, and does not wait for anybody to
+// hear it.
+func TestRingWake(t *testing.T) {
+	c := make(chan struct{}, 1)
+	r := NewRing(16)
+	r.Wake(c)
+	woken := 0
+	for range 16 {
+		r.Put(&Event{Count: 1})
+		select {
+		case <-c:
+			woken++
+		default:
+		}
+	}
+	if woken != 4 {
+		t.Errorf("woken %d times by 16 events, want 4", woken)
+	}
+	r.Drain(make([]Event, 16))
+	for range 16 {
+		r.Put(&Event{Count: 1}) // nobody listens
+	}
+	if n := r.Len(); n != 16 || len(c) != 1 {
+		t.Errorf("%d events and %d calls wait, want 16 and 1", n, len(c))
+	}
+}

@@ -104,7 +104,7 @@ type Config struct {
 	// address pairs each; 0 means 8192. An open window takes some 500 bytes.
 	MaxAggregates int
 	// Poll is how often the rings are looked at; 0 means 2 ms. After a while
-	// without events it is five times that.
+	// without events it is twenty times that, or when one of them fills.
 	Poll time.Duration
 	// Tee, if set, is called with every record, from the writer's goroutine,
 	// which waits for it. It must not call the Writer. It costs far more than
@@ -155,6 +155,7 @@ type Writer struct {
 	clock   func() int64
 	log     *slog.Logger
 	rings   []*dataplane.Ring
+	wake    chan struct{} // a ring has been filled by another quarter
 	build   builder
 	planner *planner
 	windows *windows
@@ -223,7 +224,10 @@ func (w *Writer) defaults() {
 	if w.cfg.Mode == 0 {
 		w.cfg.Mode = 0o640
 	}
-	w.rings = w.cfg.Source.Rings()
+	w.rings, w.wake = w.cfg.Source.Rings(), make(chan struct{}, 1)
+	for _, r := range w.rings {
+		r.Wake(w.wake)
+	}
 	w.events = make([]dataplane.Event, drainBatch)
 	w.build = builder{
 		node: w.cfg.Node, labels: w.cfg.Labels, backends: w.cfg.Source.BackendNames(), ifname: w.cfg.InterfaceName, wall: w.wall,
@@ -273,7 +277,7 @@ func (w *Writer) Stats() Stats {
 // close's; write failures before that are counted and logged, not returned.
 func (w *Writer) Run(ctx context.Context) error {
 	// After idleAfter empty looks the node has nothing to say: look less often.
-	const idleAfter, idleFactor = 100, 5
+	const idleAfter, idleFactor = 100, 20
 	if w.archive != nil {
 		actx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		var wg sync.WaitGroup
@@ -289,6 +293,7 @@ func (w *Writer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return w.finish()
 		case <-timer.C:
+		case <-w.wake:
 		}
 		if w.step(w.clock()) > 0 {
 			empty = 0
