@@ -23,8 +23,12 @@ const cacheLine = 128
 // CauseLost event goes in front of what follows: the log shows the gap where it
 // happened, with the exact count.
 //
-// Put and Flush belong to the producer, Drain to the consumer; Lost and Len may
-// be called by anyone.
+// A consumer looks by itself. One that would rather sleep says so with Doze and is
+// woken by the next Flush after a Put; the producer pays for that once per sleep,
+// when it has nothing more urgent to do.
+//
+// Put and Flush belong to the producer, Drain and Doze to the consumer; Lost and
+// Len may be called by anyone.
 type Ring struct {
 	slots []Event
 	mask  uint64
@@ -38,8 +42,10 @@ type Ring struct {
 	gap        Event         // the loss not yet reported; Count 0 = none
 	lost       atomic.Uint64 // events ever dropped
 	mirror     *RingMirror   // where offers are counted as well; nil = nowhere
+	told       uint64        // tail at the last Flush
 
-	_ [cacheLine]byte
+	_    [cacheLine]byte
+	bell atomic.Pointer[chan<- struct{}] // of a consumer that sleeps; who takes it out rings it
 }
 
 // RingMirror counts what a ring was offered, in memory that outlives the
@@ -132,13 +138,26 @@ func (r *Ring) lose(e *Event) {
 	r.lost.Store(r.lost.Load() + 1)
 }
 
-// Flush delivers a pending gap marker if there is room. It reports whether
-// nothing is pending any more. The producer calls it when it is idle, so that a
-// loss is reported even if no further event follows.
+// Flush delivers a pending gap marker if there is room, and wakes a consumer that
+// sleeps if there is something new. It reports whether no marker is pending any
+// more. The producer calls it after its Puts, and when it is idle, so that a loss is
+// reported even if no further event follows. It never blocks.
 func (r *Ring) Flush() bool {
-	if r.gap.Count == 0 {
-		return true
+	told := r.gap.Count == 0 || r.tellGap()
+	if tail := r.tail.Load(); tail != r.told {
+		r.told = tail
+		// Sleeping is rare: look before writing to what the consumer reads.
+		if b := r.bell.Load(); b != nil && r.bell.CompareAndSwap(b, nil) {
+			select {
+			case *b <- struct{}{}:
+			default: // it is awake for another ring
+			}
+		}
 	}
+	return told
+}
+
+func (r *Ring) tellGap() bool {
 	tail := r.tail.Load()
 	if r.free(tail, 1) < 1 {
 		return false
@@ -147,6 +166,18 @@ func (r *Ring) Flush() bool {
 	r.gap = Event{}
 	r.tail.Store(tail + 1)
 	return true
+}
+
+// Doze asks for one value on wake as soon as the producer has flushed something,
+// and reports whether the ring is empty: if not, look first. The channel must have
+// room for a value, and may be that of other rings, too. A consumer that wakes up by
+// itself may go on without taking the request back.
+//
+// No wake-up can be lost: the producer moves tail before it looks for the bell, the
+// consumer hangs it up before it looks at tail.
+func (r *Ring) Doze(wake chan<- struct{}) (empty bool) {
+	r.bell.Store(&wake)
+	return r.Len() == 0
 }
 
 // Drain copies up to len(dst) events into dst and frees their slots.

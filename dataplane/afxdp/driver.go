@@ -15,8 +15,9 @@ import (
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
-// recvWait is how long Recv sleeps before it returns empty-handed, in ms.
-const recvWait = 100
+// recvWait is how long Recv sleeps before it returns empty-handed, in ms. Every
+// return wakes the process, and is an idle daemon's sign of life.
+const recvWait = 400
 
 // yields is how often Recv looks again after a batch before it sleeps.
 const yields = 8
