@@ -136,6 +136,7 @@ func TestRingDoze(t *testing.T) {
 	const puts = 50_000
 	r := NewRing(64)
 	wake := make(chan struct{}, 1)
+	r.Wake(wake)
 	flushed, asleep, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
@@ -164,7 +165,7 @@ func TestRingDoze(t *testing.T) {
 			last = max(buf[n-1].Time, buf[n-1].Last)
 			continue
 		}
-		if !r.Doze(wake) {
+		if !r.Doze() {
 			continue
 		}
 		slept++
@@ -182,7 +183,7 @@ func TestRingDoze(t *testing.T) {
 	case <-wake:
 	default:
 	}
-	if !r.Doze(wake) {
+	if !r.Doze() {
 		t.Error("the ring is not empty")
 	}
 	close(asleep)
@@ -220,5 +221,32 @@ func TestRingMirror(t *testing.T) {
 	}
 	if m.Offered != 105 || m.Last != 14 || r.Lost() != 3 {
 		t.Errorf("offered %d, last at %d, lost %d; want 105, 14, 3", m.Offered, m.Last, r.Lost())
+	}
+}
+
+// A ring that fills says so with every quarter, and does not wait for anybody to
+// hear it.
+func TestRingWake(t *testing.T) {
+	c := make(chan struct{}, 1)
+	r := NewRing(16)
+	r.Wake(c)
+	woken := 0
+	for range 16 {
+		r.Put(&Event{Count: 1})
+		select {
+		case <-c:
+			woken++
+		default:
+		}
+	}
+	if woken != 4 {
+		t.Errorf("woken %d times by 16 events, want 4", woken)
+	}
+	r.Drain(make([]Event, 16))
+	for range 16 {
+		r.Put(&Event{Count: 1}) // nobody listens
+	}
+	if n := r.Len(); n != 16 || len(c) != 1 {
+		t.Errorf("%d events and %d calls wait, want 16 and 1", n, len(c))
 	}
 }

@@ -105,7 +105,7 @@ type Config struct {
 	MaxAggregates int
 	// Poll is how often the rings are looked at while there are events; 0 means 2 ms.
 	// After a few looks at nothing the writer sleeps until a producer has flushed its
-	// ring, or something else is due.
+	// ring or filled another quarter of it, or something else is due.
 	Poll time.Duration
 	// Tee, if set, is called with every record, from the writer's goroutine,
 	// which waits for it. It must not call the Writer. It costs far more than
@@ -157,6 +157,7 @@ type Writer struct {
 	clock   func() int64
 	log     *slog.Logger
 	rings   []*dataplane.Ring
+	wake    chan struct{} // a ring has been filled by another quarter, or flushed while the writer dozed
 	build   builder
 	planner *planner
 	windows *windows
@@ -225,7 +226,10 @@ func (w *Writer) defaults() {
 	if w.cfg.Mode == 0 {
 		w.cfg.Mode = 0o640
 	}
-	w.rings = w.cfg.Source.Rings()
+	w.rings, w.wake = w.cfg.Source.Rings(), make(chan struct{}, 1)
+	for _, r := range w.rings {
+		r.Wake(w.wake)
+	}
 	w.events = make([]dataplane.Event, drainBatch)
 	w.build = builder{
 		node: w.cfg.Node, labels: w.cfg.Labels, backends: w.cfg.Source.BackendNames(), ifname: w.cfg.InterfaceName, wall: w.wall,
@@ -283,14 +287,13 @@ func (w *Writer) Run(ctx context.Context) error {
 	}
 	timer := time.NewTimer(w.cfg.Poll)
 	defer timer.Stop()
-	wake := make(chan struct{}, 1)
 	empty := 0
 	for {
 		select {
 		case <-ctx.Done():
 			return w.finish()
 		case <-timer.C:
-		case <-wake:
+		case <-w.wake:
 		}
 		now := w.clock()
 		if w.step(now) > 0 {
@@ -299,7 +302,7 @@ func (w *Writer) Run(ctx context.Context) error {
 			empty++
 		}
 		wait := w.cfg.Poll
-		if empty >= dozeAfter && w.doze(wake) {
+		if empty >= dozeAfter && w.doze() {
 			wait = max(wait, w.nap(now))
 		}
 		timer.Reset(wait)
@@ -307,10 +310,10 @@ func (w *Writer) Run(ctx context.Context) error {
 }
 
 // doze has the rings' producers wake the writer. It reports whether all are empty.
-func (w *Writer) doze(wake chan<- struct{}) bool {
+func (w *Writer) doze() bool {
 	empty := true
 	for _, r := range w.rings {
-		empty = r.Doze(wake) && empty
+		empty = r.Doze() && empty
 	}
 	return empty
 }

@@ -252,6 +252,31 @@ func TestSleep(t *testing.T) {
 	}
 }
 
+// A ring that fills is emptied, however rarely the rings are looked at.
+func TestRunWakes(t *testing.T) {
+	src := newWorld()
+	w, err := New(Config{Source: src, Path: filepath.Join(t.TempDir(), "audit.log"), Poll: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	e := denied(1)
+	for range src.ring.Cap() / 2 {
+		src.ring.Put(&e)
+	}
+	for deadline := time.Now().Add(10 * time.Second); src.ring.Len() > src.ring.Cap()/4; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d events still wait in a ring of %d", src.ring.Len(), src.ring.Cap())
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestReopen writes through a rotation: no record is lost, the mode is 0640, and
 // a name that cannot be opened leaves the old file in use.
 func TestReopen(t *testing.T) {
