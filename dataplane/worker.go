@@ -17,10 +17,10 @@ const (
 	// expireEvery is how often idle connections are looked for, nanoseconds.
 	expireEvery = int64(100 * time.Millisecond)
 	// expireSlots is how many records are examined then: a full default table
-	// every 13 seconds, at some 10 µs a time. After a longer pause, of an idle
-	// driver, it is as many as were due, up to expireMost.
+	// every 13 seconds, at some 10 µs a time. A worker that slept longer examines
+	// more, up to maxExpire times as many.
 	expireSlots = 512
-	expireMost  = 16 * expireSlots
+	maxExpire   = 16
 	// sampleEvery is the least distance between two events of the same problem.
 	sampleEvery = int64(time.Second)
 	// maxRecvFails is how many Recv failures in a row end a worker: with the
@@ -176,15 +176,16 @@ func (w *Worker) process(b *Batch) {
 		}
 	}
 	w.published.publish(&w.count, bucket)
+	w.ring.Flush()
 	if now-w.lastExpire >= expireEvery {
 		w.expire(now)
 	}
 }
 
 func (w *Worker) expire(now int64) {
-	slots := expireSlots * ((now - w.lastExpire) / expireEvery)
+	due := min(max((now-w.lastExpire)/expireEvery, 1), maxExpire)
 	w.lastExpire = now
-	w.conns.Expire(now, int(min(max(slots, expireSlots), expireMost)))
+	w.conns.Expire(now, int(due)*expireSlots)
 }
 
 // rejudgeAll re-evaluates the records of older generations that s's change

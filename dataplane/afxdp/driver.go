@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/asavie/xdp"
 	"github.com/cilium/ebpf"
@@ -56,6 +57,7 @@ type driver struct {
 	home      home          // where the worker runs
 	patience  int           // how often Recv yields the CPU before it sleeps
 	beaten    uint64        // when the last sign of life was given
+	caughtUp  atomic.Bool   // what waited for the worker at the start is in its hands
 	inHand    atomic.Int64  // frames between Recv and the end of Apply
 	room      room          // tells the kernel side what the ring has room for
 	waiting   int           // packets left in the ring when the batch was taken
@@ -126,6 +128,9 @@ func (d *driver) Recv(b *dataplane.Batch) error {
 	d.refill(d.held[:d.n])
 	d.n, d.answered = 0, 0
 	err := d.receive(b)
+	if !d.caughtUp.Load() && d.sock.xsk.NumReceived() < dataplane.BatchSize {
+		d.caughtUp.Store(true)
+	}
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -395,6 +400,18 @@ func (d *driver) idle() bool {
 	fds := []unix.PollFd{{Fd: int32(d.sock.xsk.FD()), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
 	return err == nil && n == 0 && d.inHand.Load() == 0
+}
+
+// catchUpPatience bounds catchUp: a flood is never over.
+const catchUpPatience = 500 * time.Millisecond
+
+// catchUp waits until the ring has room again after a start. Nobody reads it before
+// there is a policy, and meanwhile it may have filled up with packets of new flows.
+// It gives up at end.
+func (d *driver) catchUp(end time.Time) {
+	for !d.caughtUp.Load() && !d.idle() && time.Now().Before(end) {
+		time.Sleep(200 * time.Microsecond)
+	}
 }
 
 // Close implements dataplane.Driver.

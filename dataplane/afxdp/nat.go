@@ -16,8 +16,8 @@ import (
 // natState is what the backend has for packets whose addresses are translated:
 // bpf/nat.h has the picture. Namespace thread only.
 type natState struct {
-	onward bool // gate is in force
-	gates  map[string]link.Link    // the hooks it is in, by their pins' names
+	onward bool                   // gate is in force
+	gates  map[string]link.Link   // the hooks it is in, by their pins' names
 	exits  map[int]*device        // devices that are no pod's, with pod_exit; nil: it could not be put there
 	told   map[int]bool           // devices whose failure is logged
 	listed *mirror[uint32, uint8] // map exits
