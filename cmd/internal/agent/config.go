@@ -180,7 +180,7 @@ func Default() Config {
 		},
 		Conntrack:  ConntrackConfig{MaxConnections: 65536},
 		NFQueue:    NFQueueConfig{FirstQueue: 7300, QueueLength: 8192},
-		AFXDP:      AFXDPConfig{FlowEntries: 262144, PinPath: afxdp.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
+		AFXDP:      AFXDPConfig{Queues: 1, FlowEntries: 262144, PinPath: afxdp.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
 		DNS:        defaultDNS(),
 		Metrics:    MetricsConfig{Address: "127.0.0.1:7380"},
 		Controller: operator.Default(),
