@@ -145,7 +145,7 @@ func (b *Backend) open() (err error) {
 		sock.close()
 		return err
 	}
-	b.driver.hostSet, b.driver.onward = &b.host, b.onward
+	b.driver.hostSet, b.driver.onward, b.driver.reads = &b.host, b.onward, b.reads
 	if b.config.FailOpen {
 		b.driver.ring = uint64(b.config.Ring)
 		b.driver.makeRoom()

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane"
 )
 
 // device is a device that our programs are on.
@@ -323,6 +324,7 @@ func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 		want[a.As16()] = true
 	}
 	var errs []error
+	fresh := addresses{}
 	for a := range b.nodeAddresses {
 		if !want[a] {
 			if err := b.objects.NodeAddresses.Delete(a); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -339,7 +341,18 @@ func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 				continue
 			}
 			b.nodeAddresses[a] = true
+			fresh[a] = true
 		}
+	}
+	// Flows of that name were accepted for whoever had the address before.
+	if len(fresh) > 0 {
+		errs = append(errs, b.epoch.advance(dataplane.ChangeWithin(fresh)))
 	}
 	return errors.Join(errs...)
 }
+
+// addresses is a change that is about some addresses.
+type addresses map[flow.Addr]bool
+
+func (s addresses) Affects(k flow.Key) bool  { return s[k.Src] || s[k.Dst] }
+func (s addresses) Touches(a flow.Addr) bool { return s[a] }

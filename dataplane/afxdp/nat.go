@@ -16,6 +16,7 @@ import (
 // natState is what the backend has for packets whose addresses are translated:
 // bpf/nat.h has the picture. Namespace thread only.
 type natState struct {
+	reads  bool // the connection of a packet can be read on its way out
 	onward bool // gate is in force
 	gates  []gateLink
 	exits  map[int]*device        // devices that are no pod's, with pod_exit; nil: it could not be put there
@@ -49,7 +50,7 @@ func (b *Backend) loadNAT(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) 
 	}
 	why := try()
 	if why == nil {
-		b.onward = b.config.Strict
+		b.reads, b.onward = true, b.config.Strict
 		return nil
 	}
 	spec, err := withNAT(spec, false, b.config.Strict)
@@ -110,9 +111,9 @@ var gateHooks = []struct {
 	family link.NetfilterProtocolFamily
 	hook   link.NetfilterInetHook
 }{
-	{"4-forward", link.NetfilterProtoIPv4, link.NetfilterInetForward},
+	{"4-output", link.NetfilterProtoIPv4, link.NetfilterInetPostRouting},
 	{"4-input", link.NetfilterProtoIPv4, link.NetfilterInetLocalIn},
-	{"6-forward", link.NetfilterProtoIPv6, link.NetfilterInetForward},
+	{"6-output", link.NetfilterProtoIPv6, link.NetfilterInetPostRouting},
 	{"6-input", link.NetfilterProtoIPv6, link.NetfilterInetLocalIn},
 }
 
@@ -194,7 +195,7 @@ func (b *Backend) closeGate(keep bool) error {
 // setExit says whether what leaves by a device is looked at there.
 func (b *Backend) setExit(index int, looked bool) error {
 	switch {
-	case !b.onward:
+	case b.listed == nil: // no program asks
 		return nil
 	case looked:
 		return b.listed.put(uint32(index), 1)
@@ -206,7 +207,7 @@ func (b *Backend) setExit(index int, looked bool) error {
 // that cannot have it is left to gate: the first packet of a connection to a Service
 // that leads there is lost.
 func (b *Backend) refreshExits(s *scene) error {
-	if !b.onward {
+	if b.listed == nil {
 		return nil
 	}
 	var errs []error
@@ -236,8 +237,10 @@ func (b *Backend) refreshExits(s *scene) error {
 			errs = append(errs, b.setExit(index, !bare[index]))
 		}
 	}
-	for index := range b.listed.known { // of an earlier run
-		if s.links[int(index)] == nil {
+	// An earlier run may have had programs where this one has none.
+	for index := range b.listed.known {
+		l := s.links[int(index)]
+		if l == nil || b.devices[int(index)] == nil && b.exits[int(index)] == nil && l.Type() != "bridge" {
 			errs = append(errs, b.setExit(int(index), false))
 		}
 	}
@@ -248,7 +251,7 @@ func (b *Backend) refreshExits(s *scene) error {
 // Ethernet; and a bridge is looked at by its ports.
 func (b *Backend) isExit(l netlink.Link) bool {
 	a := l.Attrs()
-	return b.mode == AttachTCX && a.EncapType == "ether" && l.Type() != "bridge" && a.Name != UpcallStack && a.Name != UpcallSocket &&
+	return b.onward && b.mode == AttachTCX && a.EncapType == "ether" && l.Type() != "bridge" && a.Name != UpcallStack && a.Name != UpcallSocket &&
 		!b.config.excluded(a.Name)
 }
 
