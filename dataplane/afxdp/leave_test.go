@@ -40,6 +40,7 @@ func datagram(t *testing.T, from, to netip.AddrPort, src, dst net.HardwareAddr, 
 // The name of an answer opens nothing when the connection it answered is over, however
 // often the pod tries.
 func TestAnswersOfTheForgotten(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	b := r.AddPod(t, "b")
 	r.know(t, b)
@@ -64,6 +65,7 @@ func TestAnswersOfTheForgotten(t *testing.T) {
 // An earlier run had programs on devices where this one has none: what goes there is
 // the gate's again.
 func TestExitsOfAnEarlierRun(t *testing.T) {
+	t.Parallel()
 	nstest.Need(t, canRun)
 	for name, later := range map[string]AttachConfig{"excluded": {Exclude: []string{netlab.Uplink}}, "clsact": {Attach: AttachClsact}} {
 		node := nstest.NewNode(t)
@@ -93,6 +95,7 @@ func TestExitsOfAnEarlierRun(t *testing.T) {
 // node, is judged where it comes from: as the packet it is, whatever is known of the
 // connection to a Service that it says to be of.
 func TestBridgePortNobodyWatches(t *testing.T) {
+	t.Parallel()
 	for _, strict := range []bool{true, false} {
 		r := newRig(t, Config{Strict: strict, AttachConfig: AttachConfig{Exclude: []string{"wire0"}}})
 		addBridge(t, r.Node)
@@ -178,6 +181,7 @@ func masqueradeTo(t *testing.T, ns *netlab.NS, to netip.Addr) {
 // What the node opened to a pod lets the pod answer the node, and not whoever is
 // masqueraded under the same name later.
 func TestAnswerToTheNodeIsNobodyElses(t *testing.T) {
+	t.Parallel()
 	for _, exclude := range [][]string{nil, {netlab.Uplink}} {
 		r := newRig(t, Config{Strict: true, AttachConfig: AttachConfig{Exclude: exclude}})
 		b := r.AddPod(t, "b")
@@ -229,6 +233,7 @@ func nodeAddrTo(t *testing.T, r *rig, p *netlab.Pod) netip.Addr {
 // Something on the way may change addresses without a connection. What then bears the
 // node's address is nobody's, and does not leave.
 func TestUntrackedServiceDoesNotLeave(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a := r.AddPod(t, "a")
 	r.know(t, a)
@@ -278,6 +283,7 @@ func TestUntrackedServiceDoesNotLeave(t *testing.T) {
 // An address that the node gets is no longer of whoever had it: what was accepted
 // under it is judged again.
 func TestNodeGetsAnAddress(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	b := r.AddPod(t, "b")
 	r.know(t, b)
@@ -297,4 +303,52 @@ func TestNodeGetsAnAddress(t *testing.T) {
 		_, err := c.Write([]byte("ping"))
 		return err == nil && slices.ContainsFunc(r.connections(), func(s seen) bool { return s.key.Proto == flow.UDP })
 	})
+}
+
+// What is left to the later hook is left to it only where it looks: not on the way from
+// one pod of a bridge to another, whatever was left to it under the same name before.
+func TestBridgedNameLeftToTheHook(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	addBridge(t, r.Node)
+	_ = r.NS.Sysctl("net/bridge/bridge-nf-call-iptables", "0") // where there is br_netfilter
+	a, b := addBridged(t, r.Node, "a"), addBridged(t, r.Node, "b")
+	r.know(t, a, b)
+	r.policy(func(k flow.Key, p *dataplane.Packet) dataplane.Disposition {
+		switch {
+		case !p.Final: // as the worker does with what it denies and does not know
+			return dataplane.DeferPacket
+		case k.DstPort == openPort:
+			return dataplane.PassPacket
+		}
+		return dataplane.DropPacket
+	})
+	bridge, err := r.NS.MAC(bridgeName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, err := a.NS.MAC(netlab.PodDevice)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst, err := b.NS.MAC(netlab.PodDevice)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, to := netip.AddrPortFrom(a.Addr4, 4444), netip.AddrPortFrom(b.Addr4, closedPort)
+	send, next := inject(t, a.NS, netlab.PodDevice), capture(t, b.NS, netlab.PodDevice)
+	for range 3 { // there is no hook behind the bridge here: these pass
+		send(datagram(t, from, to, src, bridge, "<by the node>"))
+	}
+	nstest.Eventually(t, "the name is the hook's", func() bool { return r.counter(t, countLater) > 0 })
+	for range 3 {
+		send(datagram(t, from, to, src, dst, "<denied>"))
+	}
+	time.Sleep(nstest.Blocked / 4)
+	send(datagram(t, from, netip.AddrPortFrom(b.Addr4, openPort), src, dst, "<allowed>"))
+	for f := next(); !bytes.Contains(f, []byte("<allowed>")); f = next() {
+		if bytes.Contains(f, []byte("<denied>")) {
+			t.Error("a denied frame passed from pod to pod by a name that was left to the later hook")
+		}
+	}
 }
