@@ -23,8 +23,12 @@ const cacheLine = 128
 // CauseLost event goes in front of what follows: the log shows the gap where it
 // happened, with the exact count.
 //
-// Put and Flush belong to the producer, Drain to the consumer; Lost and Len may
-// be called by anyone.
+// A consumer looks by itself, and by the channel of Wake hears of a ring that fills.
+// One that would rather sleep says so with Doze and is woken by the next Flush after a
+// Put; the producer pays for that once per sleep, when it has nothing more urgent to do.
+//
+// Put and Flush belong to the producer, Drain and Doze to the consumer; Lost and
+// Len may be called by anyone.
 type Ring struct {
 	slots []Event
 	mask  uint64
@@ -33,13 +37,16 @@ type Ring struct {
 	head atomic.Uint64 // next position to read; written by the consumer
 
 	_          [cacheLine]byte
-	tail       atomic.Uint64 // next position to write; written by the producer
-	cachedHead uint64        // producer's last look at head: saves a shared read per Put
-	gap        Event         // the loss not yet reported; Count 0 = none
-	lost       atomic.Uint64 // events ever dropped
-	mirror     *RingMirror   // where offers are counted as well; nil = nowhere
+	tail       atomic.Uint64   // next position to write; written by the producer
+	cachedHead uint64          // producer's last look at head: saves a shared read per Put
+	gap        Event           // the loss not yet reported; Count 0 = none
+	lost       atomic.Uint64   // events ever dropped
+	mirror     *RingMirror     // where offers are counted as well; nil = nowhere
+	told       uint64          // tail at the last Flush
+	wake       chan<- struct{} // of the consumer; nil = it looks by itself
 
-	_ [cacheLine]byte
+	_      [cacheLine]byte
+	dozing atomic.Bool // the consumer sleeps; who takes that back wakes it
 }
 
 // RingMirror counts what a ring was offered, in memory that outlives the
@@ -58,6 +65,11 @@ type RingMirror struct {
 // Mirror makes the ring count in m from now on. Call it before the producer
 // starts: it is not synchronised with Put.
 func (r *Ring) Mirror(m *RingMirror) { r.mirror = m }
+
+// Wake makes the producer send to c, without waiting, each time it has put another
+// quarter of the ring: whoever has c need not look often to lose nothing. Call it
+// before the producer starts: it is not synchronised with Put.
+func (r *Ring) Wake(c chan<- struct{}) { r.wake = c }
 
 // MinRing is the smallest ring: one slot for a gap marker, one for an event.
 const MinRing = 2
@@ -119,6 +131,9 @@ func (r *Ring) Put(e *Event) bool {
 	}
 	r.slots[tail&r.mask] = *e
 	r.tail.Store(tail + 1)
+	if tail&(r.mask>>2) == 0 && r.wake != nil {
+		r.ring()
+	}
 	return true
 }
 
@@ -132,13 +147,31 @@ func (r *Ring) lose(e *Event) {
 	r.lost.Store(r.lost.Load() + 1)
 }
 
-// Flush delivers a pending gap marker if there is room. It reports whether
-// nothing is pending any more. The producer calls it when it is idle, so that a
-// loss is reported even if no further event follows.
+// Flush delivers a pending gap marker if there is room, and wakes a consumer that
+// dozes if there is something new. It reports whether no marker is pending any
+// more. The producer calls it after its Puts, and when it is idle, so that a loss is
+// reported even if no further event follows. It never blocks.
 func (r *Ring) Flush() bool {
-	if r.gap.Count == 0 {
-		return true
+	told := r.gap.Count == 0 || r.tellGap()
+	if tail := r.tail.Load(); tail != r.told {
+		r.told = tail
+		// Dozing is rare: look before writing to what the consumer reads.
+		if r.dozing.Load() && r.dozing.CompareAndSwap(true, false) {
+			r.ring()
+		}
 	}
+	return told
+}
+
+// ring wakes the consumer, if it has not been already.
+func (r *Ring) ring() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (r *Ring) tellGap() bool {
 	tail := r.tail.Load()
 	if r.free(tail, 1) < 1 {
 		return false
@@ -147,6 +180,18 @@ func (r *Ring) Flush() bool {
 	r.gap = Event{}
 	r.tail.Store(tail + 1)
 	return true
+}
+
+// Doze asks for a value on the channel of Wake, which must have been set, as soon as
+// the producer has flushed something, once; and reports whether the ring is empty: if
+// not, look first. A consumer that wakes up by itself may go on without taking the
+// request back.
+//
+// No wake-up can be lost: the producer moves tail before it looks whether the consumer
+// dozes, the consumer says so before it looks at tail.
+func (r *Ring) Doze() (empty bool) {
+	r.dozing.Store(true)
+	return r.Len() == 0
 }
 
 // Drain copies up to len(dst) events into dst and frees their slots.

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"testing"
+	"time"
 )
 
 // TestRingModel runs random operations against a slice and checks that every
@@ -129,6 +130,71 @@ func TestRingConcurrent(t *testing.T) {
 	}
 }
 
+// TestRingDoze: a consumer that sleeps whenever it finds nothing is woken for
+// everything, whatever the moment it fell asleep at; and not for what it has seen.
+func TestRingDoze(t *testing.T) {
+	const puts = 50_000
+	r := NewRing(64)
+	wake := make(chan struct{}, 1)
+	r.Wake(wake)
+	flushed, asleep, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		for i := int64(1); i <= puts; i++ {
+			for !r.Put(&Event{Time: i, Count: 1}) && i == puts { // the last one must arrive
+				runtime.Gosched()
+			}
+			r.Flush()
+			if i%7 == 0 {
+				runtime.Gosched()
+			}
+		}
+		for !r.Flush() {
+			runtime.Gosched()
+		}
+		close(flushed)
+		<-asleep
+		for range 10 {
+			r.Flush() // nothing new
+		}
+	}()
+	buf := make([]Event, 32)
+	slept, limit := 0, time.After(30*time.Second)
+	for last := int64(0); last != puts; {
+		if n := r.Drain(buf); n > 0 {
+			last = max(buf[n-1].Time, buf[n-1].Last)
+			continue
+		}
+		if !r.Doze() {
+			continue
+		}
+		slept++
+		select {
+		case <-wake:
+		case <-limit:
+			t.Fatalf("asleep with %d events in the ring, after %d sleeps", r.Len(), slept)
+		}
+	}
+	if slept == 0 {
+		t.Error("the consumer never slept: nothing was tested")
+	}
+	<-flushed
+	select { // of the last event, which may have been read before it was flushed
+	case <-wake:
+	default:
+	}
+	if !r.Doze() {
+		t.Error("the ring is not empty")
+	}
+	close(asleep)
+	<-over
+	select {
+	case <-wake:
+		t.Error("woken for nothing")
+	default:
+	}
+}
+
 // BenchmarkRing is one event through the ring, producer and consumer in turn.
 func BenchmarkRing(b *testing.B) {
 	r := NewRing(1024)
@@ -155,5 +221,32 @@ func TestRingMirror(t *testing.T) {
 	}
 	if m.Offered != 105 || m.Last != 14 || r.Lost() != 3 {
 		t.Errorf("offered %d, last at %d, lost %d; want 105, 14, 3", m.Offered, m.Last, r.Lost())
+	}
+}
+
+// A ring that fills says so with every quarter, and does not wait for anybody to
+// hear it.
+func TestRingWake(t *testing.T) {
+	c := make(chan struct{}, 1)
+	r := NewRing(16)
+	r.Wake(c)
+	woken := 0
+	for range 16 {
+		r.Put(&Event{Count: 1})
+		select {
+		case <-c:
+			woken++
+		default:
+		}
+	}
+	if woken != 4 {
+		t.Errorf("woken %d times by 16 events, want 4", woken)
+	}
+	r.Drain(make([]Event, 16))
+	for range 16 {
+		r.Put(&Event{Count: 1}) // nobody listens
+	}
+	if n := r.Len(); n != 16 || len(c) != 1 {
+		t.Errorf("%d events and %d calls wait, want 16 and 1", n, len(c))
 	}
 }

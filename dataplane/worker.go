@@ -17,8 +17,10 @@ const (
 	// expireEvery is how often idle connections are looked for, nanoseconds.
 	expireEvery = int64(100 * time.Millisecond)
 	// expireSlots is how many records are examined then: a full default table
-	// every 13 seconds, at some 10 µs a time.
+	// every 13 seconds, at some 10 µs a time. A worker that slept longer examines
+	// more, up to maxExpire times as many.
 	expireSlots = 512
+	maxExpire   = 16
 	// sampleEvery is the least distance between two events of the same problem.
 	sampleEvery = int64(time.Second)
 	// maxRecvFails is how many Recv failures in a row end a worker: with the
@@ -169,14 +171,16 @@ func (w *Worker) process(b *Batch) {
 		}
 	}
 	w.published.publish(&w.count, bucket)
+	w.ring.Flush()
 	if now-w.lastExpire >= expireEvery {
 		w.expire(now)
 	}
 }
 
 func (w *Worker) expire(now int64) {
+	due := min(max((now-w.lastExpire)/expireEvery, 1), maxExpire)
 	w.lastExpire = now
-	w.conns.Expire(now, expireSlots)
+	w.conns.Expire(now, int(due)*expireSlots)
 }
 
 // rejudgeAll re-evaluates the records of older generations that s's change

@@ -137,6 +137,7 @@ func (r *relay) move() {
 		for i := range r.buf[:n] {
 			r.ring.Put(&r.buf[i]) // as big as the engine's, and empty: see wait
 		}
+		r.ring.Flush()
 	}
 }
 

@@ -61,6 +61,7 @@ func (l *logging) put(e *dataplane.Event) {
 		time.Sleep(50 * time.Microsecond)
 	}
 	l.ring.Put(e)
+	l.ring.Flush()
 }
 
 // finish ends the writer, which writes everything before it does.
@@ -192,9 +193,9 @@ func paced(ctx context.Context, l *logging, m *maker, perSecond int, seconds flo
 		for due := uint64(since.Seconds() * float64(perSecond)); offered < due; offered++ {
 			l.ring.Put(m.next(now))
 		}
+		l.ring.Flush()
 		time.Sleep(time.Millisecond)
 	}
-	l.ring.Flush()
 	return offered
 }
 

@@ -222,7 +222,7 @@ func (l *lab) connects(ctx context.Context, callers int, d time.Duration) (rate 
 		took = append(took, c.took...)
 		opened += c.opened
 	}
-	if opened == 0 {
+	if len(took) == 0 {
 		return 0, nil, errors.New("no connection was opened")
 	}
 	slices.Sort(took)

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	startTimeout = 20 * time.Second
+	startTimeout = time.Minute // a busy machine's kernel checks the programs for 20 s
 	stopTimeout  = 8 * time.Second
 	pollInterval = 5 * time.Millisecond
 )

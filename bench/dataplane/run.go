@@ -205,6 +205,9 @@ func (b *bench) measure(ctx context.Context, measurement string, d time.Duration
 		s.value, err = b.lab.newFlows(ctx, d)
 	case measureConnect:
 		s.value, _, err = b.lab.connects(ctx, mostCallers, d)
+		if err == nil && s.value == 0 {
+			err = fmt.Errorf("no connection was opened within %s", d)
+		}
 	case measureLatency:
 		var took []time.Duration
 		_, took, err = b.lab.connects(ctx, 1, d)

@@ -58,6 +58,7 @@ func (l *lab) answers() (all []*sender, err error) {
 func (l *lab) rounds(ctx context.Context, what string, senders []*sender, at []*counter, send func(*sender, uint16) error) error {
 	var arrived uint64
 	for range 10 {
+		arrived = 0
 		before, err := sum(at, countAllowed)
 		if err != nil {
 			return err
@@ -80,10 +81,13 @@ func (l *lab) rounds(ctx context.Context, what string, senders []*sender, at []*
 				}
 			}
 		}
-		for range 20 {
+		for quiet := 0; quiet < 20; quiet++ {
 			now, err := sum(at, countAllowed)
 			if err != nil {
 				return err
+			}
+			if now-before > arrived {
+				quiet = 0 // the machine is busy: they are on their way
 			}
 			if arrived = now - before; arrived >= establishedFlows {
 				return nil

@@ -289,7 +289,14 @@ func (b *Backend) Drivers() []dataplane.Driver {
 // here on: its next packet is judged by userspace, whatever the number of flows.
 // How many of them t denies nobody has counted, and cut is 0. Programs go onto
 // the devices of t's local pods first.
+//
+// The first Update brings up all flows that were taken over. It waits for the worker
+// to judge what waited for it, half a second at most: into a full ring they would come
+// to be lost.
 func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err error) {
+	if b.driver != nil {
+		b.driver.catchUp()
+	}
 	return 0, b.update(t.Locals(), c, t.LocalPodCIDRs()...)
 }
 

@@ -41,7 +41,7 @@ type Config struct {
 	// later hook if there is one; a full ring drops in any case then.
 	FailOpen bool
 	// AliveTime is how long a daemon may give no sign of life, which it does
-	// every 100 ms, before it counts as dead; default 2 s.
+	// every 400 ms, before it counts as dead; default, and least, 2 s.
 	AliveTime time.Duration
 	// UpcallRate bounds the first packets per second of one source: a pod's
 	// device, or the address (IPv6: the /64) of somebody else. UpcallBurst is how

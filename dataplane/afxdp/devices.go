@@ -93,6 +93,9 @@ func (b *Backend) refresh() error {
 	errs = append(errs, b.setNodeAddresses(b.scene.own), b.ranges.set(p.cidrs), b.ports.set(p.ports), b.pods.set(p.pods))
 	for index, d := range b.devices {
 		if _, ok := p.places[index]; !ok {
+			if b.scene.links[index] != nil { // until it has another program
+				errs = append(errs, b.gateOutput(true))
+			}
 			errs = append(errs, b.detach(index))
 			b.log.Info("device released", "device", d.name, "ifindex", index)
 		}
@@ -158,7 +161,7 @@ func (b *Backend) attach(index int, pl place) error {
 		return err
 	}
 	if b.exits[index] != nil { // it was no pod's; gate keeps watch meanwhile
-		if err := b.detachExit(index); err != nil {
+		if err := errors.Join(b.gateOutput(true), b.detachExit(index)); err != nil {
 			return err
 		}
 	}

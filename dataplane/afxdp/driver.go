@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/asavie/xdp"
 	"github.com/cilium/ebpf"
@@ -15,8 +16,9 @@ import (
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
-// recvWait is how long Recv sleeps before it returns empty-handed, in ms.
-const recvWait = 100
+// recvWait is how long Recv sleeps before it returns empty-handed, in ms. Every
+// return wakes the process, and is an idle daemon's sign of life.
+const recvWait = 400
 
 // yields is how often Recv looks again after a batch before it sleeps.
 const yields = 8
@@ -57,6 +59,7 @@ type driver struct {
 	ring      uint64        // frames the ring holds; 0 = a full one drops
 	beaten    uint64        // when the last sign of life was given
 	drained   atomic.Bool   // no more signs of life
+	caughtUp  atomic.Bool   // what waited for the worker at the start is in its hands
 	inHand    atomic.Int64  // frames between Recv and the end of Apply
 	forgotten atomic.Uint64 // accepted packets whose flow could not be written
 	overflow  atomic.Uint64 // accepted packets the transmit ring or an upcall had no room for
@@ -107,6 +110,9 @@ func (d *driver) Recv(b *dataplane.Batch) error {
 	d.refill(d.held[:d.n])
 	d.n, d.answered = 0, 0
 	err := d.receive(b)
+	if !d.caughtUp.Load() && d.sock.xsk.NumReceived() < dataplane.BatchSize {
+		d.caughtUp.Store(true)
+	}
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -366,6 +372,17 @@ func (d *driver) idle() bool {
 	fds := []unix.PollFd{{Fd: int32(d.sock.xsk.FD()), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
 	return err == nil && n == 0 && d.inHand.Load() == 0
+}
+
+// catchUpPatience bounds catchUp: a flood is never over.
+const catchUpPatience = 500 * time.Millisecond
+
+// catchUp waits until the ring has room again after a start. Nobody reads it before
+// there is a policy, and meanwhile it may have filled up with packets of new flows.
+func (d *driver) catchUp() {
+	for end := time.Now().Add(catchUpPatience); !d.caughtUp.Load() && !d.idle() && time.Now().Before(end); {
+		time.Sleep(200 * time.Microsecond)
+	}
 }
 
 // Close implements dataplane.Driver.

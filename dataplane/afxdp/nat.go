@@ -16,17 +16,12 @@ import (
 // natState is what the backend has for packets whose addresses are translated:
 // bpf/nat.h has the picture. Namespace thread only.
 type natState struct {
-	reads  bool // the connection of a packet can be read on its way out
-	onward bool // gate is in force
-	gates  []gateLink
+	reads  bool                   // the connection of a packet can be read on its way out
+	onward bool                   // gate is in force
+	gates  map[string]link.Link   // the hooks it is in, by their pins' names
 	exits  map[int]*device        // devices that are no pod's, with pod_exit; nil: it could not be put there
 	told   map[int]bool           // devices whose failure is logged
 	listed *mirror[uint32, uint8] // map exits
-}
-
-type gateLink struct {
-	link.Link
-	pin string
 }
 
 // loadNAT loads the programs with what nat.h does, or without if the kernel cannot:
@@ -107,14 +102,14 @@ func forgetKernel(insns asm.Instructions) {
 const gatePriority = math.MaxInt32 - 1
 
 var gateHooks = []struct {
-	name   string
+	pin    string
 	family link.NetfilterProtocolFamily
 	hook   link.NetfilterInetHook
 }{
-	{"4-output", link.NetfilterProtoIPv4, link.NetfilterInetPostRouting},
-	{"4-input", link.NetfilterProtoIPv4, link.NetfilterInetLocalIn},
-	{"6-output", link.NetfilterProtoIPv6, link.NetfilterInetPostRouting},
-	{"6-input", link.NetfilterProtoIPv6, link.NetfilterInetLocalIn},
+	{pinGate + "4-output", link.NetfilterProtoIPv4, link.NetfilterInetPostRouting},
+	{pinGate + "4-input", link.NetfilterProtoIPv4, link.NetfilterInetLocalIn},
+	{pinGate + "6-output", link.NetfilterProtoIPv6, link.NetfilterInetPostRouting},
+	{pinGate + "6-input", link.NetfilterProtoIPv6, link.NetfilterInetLocalIn},
 }
 
 // attachGate puts a program into one of the hooks.
@@ -158,38 +153,83 @@ func (b *Backend) openGate() (err error) {
 	if b.listed, err = newMirror[uint32, uint8](b.objects.Exits); err != nil {
 		return err
 	}
+	b.gates = map[string]link.Link{}
 	for _, h := range gateHooks {
-		pin := pinGate + h.name
 		if !b.onward {
-			if err := b.pins.drop(pin); err != nil {
-				return err
-			}
-			continue
+			err = b.pins.drop(h.pin)
+		} else {
+			err = b.putGate(h.pin, h.family, h.hook)
 		}
-		ln, err := attachGate(b.objects.Gate, h.family, h.hook)
 		if err != nil {
-			return err
-		}
-		b.gates = append(b.gates, gateLink{ln, pin})
-		if err := b.pins.keep(pin, ln); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+func (b *Backend) putGate(pin string, family link.NetfilterProtocolFamily, hook link.NetfilterInetHook) error {
+	ln, err := attachGate(b.objects.Gate, family, hook)
+	if err != nil {
+		return err
+	}
+	b.gates[pin] = ln
+	return b.pins.keep(pin, ln)
+}
+
+// gateOutput puts gate into the postrouting hooks or takes it out of them. All that is
+// forwarded would pass it, at a few percent of what forwarding costs, so it is there
+// only while something can leave by a device without a program of ours.
+func (b *Backend) gateOutput(wanted bool) error {
+	if !b.onward || b.gates == nil {
+		return nil
+	}
+	var errs []error
+	for _, h := range gateHooks {
+		ln := b.gates[h.pin]
+		switch {
+		case h.hook != link.NetfilterInetPostRouting || wanted == (ln != nil):
+		case wanted:
+			errs = append(errs, b.putGate(h.pin, h.family, h.hook))
+		default:
+			delete(b.gates, h.pin)
+			errs = append(errs, b.pins.drop(h.pin), ln.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // closeGate is the last thing to be done: programs on devices may still leave
-// something to it.
+// something to it. While nobody watches, devices may appear.
 func (b *Backend) closeGate(keep bool) error {
 	var errs []error
-	for _, g := range b.gates {
+	if keep {
+		errs = append(errs, b.gateOutput(true))
+	}
+	for pin, ln := range b.gates {
 		if !keep {
-			errs = append(errs, b.pins.drop(g.pin))
+			errs = append(errs, b.pins.drop(pin))
 		}
-		errs = append(errs, g.Close())
+		errs = append(errs, ln.Close())
 	}
 	b.gates = nil
 	return errors.Join(errs...)
+}
+
+// bare reports whether packets may leave by a device without a program of ours. What
+// leaves by a bridge leaves by one of its ports.
+func (b *Backend) bare(l netlink.Link) bool {
+	a := l.Attrs()
+	return b.devices[a.Index] == nil && b.exits[a.Index] == nil && l.Type() != "bridge" && a.EncapType != "loopback" &&
+		a.Name != UpcallStack && a.Name != UpcallSocket
+}
+
+// gateEarly watches what leaves by a device that has just appeared until it has a
+// program.
+func (b *Backend) gateEarly(l netlink.Link) error {
+	if !b.bare(l) {
+		return nil
+	}
+	return b.gateOutput(true)
 }
 
 // setExit says whether what leaves by a device is looked at there.
@@ -213,6 +253,9 @@ func (b *Backend) refreshExits(s *scene) error {
 	var errs []error
 	for index, d := range b.exits {
 		if l := s.links[index]; l == nil || l.Attrs().Name != d.name {
+			if l != nil {
+				errs = append(errs, b.gateOutput(true))
+			}
 			errs = append(errs, b.detachExit(index))
 		}
 	}
@@ -226,10 +269,10 @@ func (b *Backend) refreshExits(s *scene) error {
 		}
 	}
 	// What leaves by a bridge leaves by one of its ports.
-	bare := map[int]bool{}
-	for index, l := range s.links {
-		if b.devices[index] == nil && b.exits[index] == nil {
-			bare[l.Attrs().MasterIndex] = true
+	bare, any := map[int]bool{}, false
+	for _, l := range s.links {
+		if b.bare(l) {
+			bare[l.Attrs().MasterIndex], any = true, true
 		}
 	}
 	for index, l := range s.links {
@@ -244,7 +287,7 @@ func (b *Backend) refreshExits(s *scene) error {
 			errs = append(errs, b.setExit(int(index), false))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, b.gateOutput(any))...)
 }
 
 // isExit reports whether pod_exit can look at what leaves by a device. It reads

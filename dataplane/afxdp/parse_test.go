@@ -236,6 +236,8 @@ func TestKernelKeys(t *testing.T) {
 	mapped := ipv6(17)
 	mapped.SrcIP, mapped.DstIP = make(net.IP, 16), dst6
 	copy(mapped.SrcIP[10:], []byte{0xff, 0xff, 10, 0, 0, 1})
+	toMapped := ipv6(17)
+	toMapped.DstIP = mapped.SrcIP
 	toGroup := ipv6(0)
 	toGroup.DstIP = net.ParseIP("ff02::16")
 	sameVersion := build(t, ether4, ipv4(17), udp, pay)
@@ -271,12 +273,13 @@ func TestKernelKeys(t *testing.T) {
 		{"ports in the padding", build(t, ether4, ipv4(6), raw()[:8]), false, asked, unparsed},
 		{"cut short", build(t, ether6, ipv6(6), raw()[:8]), false, asked, unparsed},
 		{"ICMPv6 in IPv4", build(t, ether4, ipv4(58), raw(128, 0)), false, asked, unparsed},
+		{"mapped source", build(t, ether6, mapped, udp, pay), false, asked, unparsed},
+		{"mapped destination", build(t, ether6, toMapped, udp, pay), false, asked, unparsed},
 		{"ICMP in IPv6", build(t, ether6, ipv6(1), raw(8, 0)), false, asked, unparsed},
 
 		{"first fragment", build(t, ether4, fragment(layers.IPv4MoreFragments, 0), udp, pay), false, dropped, unparsed},
 		{"last fragment", build(t, ether4, fragment(0, 100), pay), false, dropped, unparsed},
 		{"fragment 6", build(t, ether6, ipv6(44), raw(17, 0, 0, 1)), false, dropped, unparsed},
-		{"mapped address", build(t, ether6, mapped, udp, pay), false, dropped, unparsed},
 		{"tag in a tag", build(t, ether(0x8100), raw(0, 0, 8, 0)), false, dropped, unparsed},
 		{"service tag", build(t, ether(0x88a8), raw(0, 0, 8, 0)), false, dropped, unparsed},
 		{"MPLS", build(t, ether(0x8847), raw()), false, dropped, unparsed},

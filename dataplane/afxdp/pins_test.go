@@ -388,3 +388,59 @@ func frames(t testing.TB, ns *netlab.NS, pods ...*netlab.Pod) (n uint64) {
 	}
 	return n
 }
+
+// What comes up for a daemon that is not at work yet waits in the ring, and Update for
+// the worker: the flows it brings up need room there.
+func TestUpdateWaitsForTheRing(t *testing.T) {
+	nstest.Need(t, canRun)
+	node := nstest.NewNode(t)
+	a, b := node.AddPod(t, "a"), node.AddPod(t, "b")
+	var backend *Backend
+	if err := node.NS.Do(func() (err error) {
+		backend, err = New(Config{Strict: true, Ring: 2 * dataplane.BatchSize})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer backend.Close()
+	d := backend.driver
+	wait := func() time.Duration {
+		began := time.Now()
+		d.catchUp()
+		return time.Since(began)
+	}
+	if took := wait(); took >= catchUpPatience {
+		t.Errorf("%v before an empty ring", took)
+	}
+	if err := backend.update([]netip.Addr{a.Addr4}, dataplane.Change{}); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, a.NS, "udp", netip.AddrPortFrom(b.Addr4, closedPort))
+	for range 4 * dataplane.BatchSize {
+		if _, err := c.Write([]byte("anybody?")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nstest.Eventually(t, "the ring is full", func() bool { return d.sock.lost() > 0 })
+	if took := wait(); took < catchUpPatience || d.caughtUp.Load() {
+		t.Errorf("%v before a full ring that nobody reads", took)
+	}
+	var batch dataplane.Batch
+	for judged := 0; judged < 2*dataplane.BatchSize; judged += batch.N {
+		if d.caughtUp.Load() {
+			t.Fatalf("caught up with %d judged", judged)
+		}
+		if err := d.Recv(&batch); err != nil {
+			t.Fatal(err)
+		}
+		for i := range batch.Packets[:batch.N] {
+			batch.Packets[i].Disposition = dataplane.DropPacket
+		}
+		if err := d.Apply(&batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := wait(); took >= catchUpPatience || !d.caughtUp.Load() {
+		t.Errorf("%v before a ring that was read", took)
+	}
+}

@@ -54,9 +54,17 @@ func TestReject(t *testing.T) {
 					servers[at] = nstest.Echo(t, path.at, network, path.to[i], closedPort)
 				}
 				s := servers[at]
-				began := time.Now()
-				if err := attempt(path.from, network, s.Addr); !errors.Is(err, want) || time.Since(began) > time.Second {
-					t.Errorf("%s, %s to %v: %v after %v, want %v at once", path.name, network, s.Addr, err, time.Since(began), want)
+				// An answer that is lost is made up for by the next SYN, a second later:
+				// that it always takes that long a busy machine does not explain.
+				var err error
+				took := nstest.Timeout
+				for try := 0; try < 3 && took > time.Second && (try == 0 || errors.Is(err, want)); try++ {
+					began := time.Now()
+					err = attempt(path.from, network, s.Addr)
+					took = time.Since(began)
+				}
+				if !errors.Is(err, want) || took > time.Second {
+					t.Errorf("%s, %s to %v: %v after %v, want %v at once", path.name, network, s.Addr, err, took, want)
 				}
 				if s.Seen() != 0 {
 					t.Errorf("%s: the server saw a refused %s connection", path.name, network)

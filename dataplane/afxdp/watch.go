@@ -168,7 +168,7 @@ func (b *Backend) follow() {
 func (b *Backend) hear() error {
 	var errs []error
 	anything := b.watch.drain(func(l netlink.Link) {
-		if err := errors.Join(b.keepUp(l), b.attachEarly(l)); err != nil {
+		if err := errors.Join(b.keepUp(l), b.gateEarly(l), b.attachEarly(l)); err != nil {
 			errs = append(errs, fmt.Errorf("device %s: %w", l.Attrs().Name, err))
 		}
 	}, func(index int) {

@@ -7,7 +7,8 @@
 //
 // The packet path writes value-only events and never waits. One [Writer] drains
 // the rings, resolves rule ids against the table that decided (not the current
-// one), and writes whole lines.
+// one), and writes whole lines. Where nothing happens it sleeps, until a worker has
+// handed its verdicts back and rings.
 //
 // # What is recorded
 //

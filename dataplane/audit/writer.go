@@ -103,8 +103,9 @@ type Config struct {
 	// MaxAggregates bounds the windows open at a time, of single tuples and of
 	// address pairs each; 0 means 8192. An open window takes some 500 bytes.
 	MaxAggregates int
-	// Poll is how often the rings are looked at; 0 means 2 ms. After a while
-	// without events it is five times that.
+	// Poll is how often the rings are looked at while there are events; 0 means 2 ms.
+	// After a few looks at nothing the writer sleeps until a producer has flushed its
+	// ring or filled another quarter of it, or something else is due.
 	Poll time.Duration
 	// Tee, if set, is called with every record, from the writer's goroutine,
 	// which waits for it. It must not call the Writer. It costs far more than
@@ -137,6 +138,7 @@ const (
 	drainBatch  = 256
 	flushAt     = 64 << 10
 	defaultOpen = 8192
+	dozeAfter   = 5 // looks at empty rings before the writer sleeps
 )
 
 const (
@@ -155,6 +157,7 @@ type Writer struct {
 	clock   func() int64
 	log     *slog.Logger
 	rings   []*dataplane.Ring
+	wake    chan struct{} // a ring has been filled by another quarter, or flushed while the writer dozed
 	build   builder
 	planner *planner
 	windows *windows
@@ -223,7 +226,10 @@ func (w *Writer) defaults() {
 	if w.cfg.Mode == 0 {
 		w.cfg.Mode = 0o640
 	}
-	w.rings = w.cfg.Source.Rings()
+	w.rings, w.wake = w.cfg.Source.Rings(), make(chan struct{}, 1)
+	for _, r := range w.rings {
+		r.Wake(w.wake)
+	}
 	w.events = make([]dataplane.Event, drainBatch)
 	w.build = builder{
 		node: w.cfg.Node, labels: w.cfg.Labels, backends: w.cfg.Source.BackendNames(), ifname: w.cfg.InterfaceName, wall: w.wall,
@@ -272,8 +278,6 @@ func (w *Writer) Stats() Stats {
 // nothing is put into the rings after that. The error is the last flush's or the
 // close's; write failures before that are counted and logged, not returned.
 func (w *Writer) Run(ctx context.Context) error {
-	// After idleAfter empty looks the node has nothing to say: look less often.
-	const idleAfter, idleFactor = 100, 5
 	if w.archive != nil {
 		actx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		var wg sync.WaitGroup
@@ -289,18 +293,42 @@ func (w *Writer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return w.finish()
 		case <-timer.C:
+		case <-w.wake:
 		}
-		if w.step(w.clock()) > 0 {
+		now := w.clock()
+		if w.step(now) > 0 {
 			empty = 0
 		} else {
 			empty++
 		}
 		wait := w.cfg.Poll
-		if empty > idleAfter {
-			wait *= idleFactor
+		if empty >= dozeAfter && w.doze() {
+			wait = max(wait, w.nap(now))
 		}
 		timer.Reset(wait)
 	}
+}
+
+// doze has the rings' producers wake the writer. It reports whether all are empty.
+func (w *Writer) doze() bool {
+	empty := true
+	for _, r := range w.rings {
+		empty = r.Doze() && empty
+	}
+	return empty
+}
+
+// nap is how long the writer may sleep while nothing happens: until a window ends,
+// or the log's name is to be looked at.
+func (w *Writer) nap(now int64) time.Duration {
+	due := now + lookEvery
+	if w.look > now {
+		due = min(due, w.look)
+	}
+	if a := w.windows.oldest(); a != nil {
+		due = min(due, a.closeAt)
+	}
+	return time.Duration(due - now)
 }
 
 // finish writes everything there is and closes the log.

@@ -7,7 +7,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -202,6 +204,76 @@ func TestRunFlushes(t *testing.T) {
 	}
 	if r := l.records(); len(r) != 1 || r[0].Count != 3 || l.closed != 1 {
 		t.Errorf("records %+v, closed %d times", r, l.closed)
+	}
+}
+
+// TestSleep: a writer with nothing to do hardly ever looks, and is there at once when
+// a producer has something.
+func TestSleep(t *testing.T) {
+	src := newWorld()
+	var looks atomic.Int64
+	w, err := New(Config{Source: src, Open: func() (io.WriteCloser, error) { return &file{room: -1}, nil }, Clock: func() int64 {
+		looks.Add(1)
+		return dataplane.MonotonicClock()
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nap := w.nap(0)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	var late []time.Duration
+	for i := range 9 {
+		time.Sleep(4 * dozeAfter * w.cfg.Poll) // it falls asleep
+		e := allowed(uint64(i + 1))
+		e.Time = dataplane.MonotonicClock()
+		src.ring.Put(&e)
+		src.ring.Flush()
+		for began := time.Now(); w.Stats().Events <= uint64(i); time.Sleep(100 * time.Microsecond) {
+			if time.Since(began) > 5*nap {
+				t.Fatalf("event %d is not written", i)
+			}
+		}
+		late = append(late, time.Duration(dataplane.MonotonicClock()-e.Time))
+	}
+	slices.Sort(late)
+	if m := late[len(late)/2]; m > nap/4 {
+		t.Errorf("events wait %v for a writer that sleeps %v at a time", late, nap)
+	}
+	before := looks.Load()
+	time.Sleep(2 * nap)
+	if n := looks.Load() - before; n > 2+dozeAfter+2 {
+		t.Errorf("%d looks at nothing within %v", n, 2*nap)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A ring that fills is emptied, however rarely the rings are looked at.
+func TestRunWakes(t *testing.T) {
+	src := newWorld()
+	w, err := New(Config{Source: src, Path: filepath.Join(t.TempDir(), "audit.log"), Poll: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	e := denied(1)
+	for range src.ring.Cap() / 2 {
+		src.ring.Put(&e)
+	}
+	for deadline := time.Now().Add(10 * time.Second); src.ring.Len() > src.ring.Cap()/4; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d events still wait in a ring of %d", src.ring.Len(), src.ring.Cap())
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
 	}
 }
 

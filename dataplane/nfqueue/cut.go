@@ -20,8 +20,12 @@ const (
 	// table instead of listing everything (kernelTable.clear has the costs).
 	fewAddrs = 4
 	// againEvery is how often the bit is taken once more from connections that may
-	// have got it after we took it.
-	againEvery = 100 * time.Millisecond
+	// have got it after it was taken. The engine comes by twice a second, and more
+	// often while policy changes.
+	againEvery = 200 * time.Millisecond
+	// lateAfter is after what time a packet has been judged that was in the queue
+	// when rules came to name its Service.
+	lateAfter = 100 * time.Millisecond
 	// relistPause is how many times longer than it took to make the list anew the
 	// next time is not for.
 	relistPause = 20
@@ -38,12 +42,11 @@ type cutter struct {
 	beside *kernelTable // the same for relist, which does not hold the lock
 	ledger *ledger
 
-	rest     []listed // may get the bit yet, and must not keep it
-	restAt   time.Time
-	relistAt time.Time // not before
-	denied   denies    // by the table of the last update
-	lateAt   time.Time // when to walk for what was judged without its Service; zero = never
-	walks    int       // through the kernel's table, for tests
+	againAt  time.Time    // not before
+	relistAt time.Time    // not before
+	denied   denies       // by the table of the last update
+	lateAt   [2]time.Time // when to walk for what nobody has told of; zero = never
+	walks    int          // through the kernel's table, for tests
 }
 
 // Learn implements dataplane.Learner.
@@ -65,16 +68,16 @@ func (b *Backend) Learn(backend string, news []conntrack.Record, missed bool) {
 		return
 	}
 	now := time.Now()
-	if len(b.rest) > 0 && now.Sub(b.restAt) >= againEvery {
-		b.restAt = now
-		if err := b.cutRest(); err != nil {
+	if now.After(b.againAt) {
+		b.againAt = now.Add(againEvery)
+		if _, err := b.cutListed(b.ledger.condemned(b.denied), b.denied); err != nil {
 			b.config.Logger.Warn("connections that were cut may have been accepted once more", "error", err)
 		}
 	}
-	if !b.lateAt.IsZero() && now.After(b.lateAt) {
-		b.lateAt = time.Time{}
+	if late := b.lateAt[0]; !late.IsZero() && now.After(late) {
+		b.lateAt = [2]time.Time{b.lateAt[1]}
 		if _, err := b.walk(b.denied); err != nil {
-			b.config.Logger.Warn("connections to Services may have been accepted by mistake", "error", err)
+			b.config.Logger.Warn("connections may have been accepted by mistake", "error", err)
 		}
 	}
 	if b.ledger.stale() && now.After(b.relistAt) {
@@ -88,7 +91,20 @@ func (b *Backend) Learn(backend string, news []conntrack.Record, missed bool) {
 // tell either.
 func (b *Backend) name() {
 	b.ledger.name()
-	b.lateAt = time.Now().Add(againEvery)
+	b.late(lateAfter)
+}
+
+// late has the kernel's table walked in a moment, and that put off by nobody.
+func (b *Backend) late(after time.Duration) {
+	at := time.Now().Add(after)
+	switch {
+	case b.lateAt[0].IsZero():
+		b.lateAt[0] = at
+	case at.Before(b.lateAt[0]):
+		b.lateAt = [2]time.Time{at, b.lateAt[0]}
+	default:
+		b.lateAt[1] = at
+	}
 }
 
 // cut takes the accept bit from every connection the change concerns and denied is
@@ -101,21 +117,20 @@ func (b *Backend) cut(c dataplane.Change, denied denies) (int, error) {
 	} else {
 		b.ledger.expect(expected)
 	}
-	if c.All() {
-		return b.walk(denied)
+	if !c.All() {
+		if victims, complete := b.ledger.denied(c, denied); complete {
+			return b.cutListed(victims, denied)
+		}
 	}
-	victims, complete := b.ledger.denied(c, denied)
-	if complete {
-		return b.cutListed(victims, denied)
+	if b.ledger.burnt() {
+		b.late(b.ledger.settle)
 	}
-	var n int
 	if addrs, few := c.Touched(fewAddrs); few {
-		n, err = b.look(addrs, denied, func(*entry, flow.Key) {})
-	} else {
-		n, err = b.walk(denied)
+		n, err := b.look(addrs, denied, func(*entry, flow.Key) {})
+		b.ledger.unsettled(denied)
+		return n, err
 	}
-	b.keep(victims)
-	return n, err
+	return b.walk(denied)
 }
 
 // look cuts what the kernel's table has of a few addresses, and says what stays.
@@ -142,13 +157,16 @@ func (b *Backend) walk(denied denies) (int, error) {
 		return false
 	})
 	b.ledger.end(draft, err == nil)
-	b.keep(b.ledger.unsettled(denied))
+	b.ledger.unsettled(denied)
 	return n, err
 }
 
 // cutListed cuts what the ledger says is denied, and looks for what goes by a name
 // nobody knows.
 func (b *Backend) cutListed(victims []listed, denied denies) (int, error) {
+	if len(victims) == 0 {
+		return 0, nil
+	}
 	alone, err := b.alone(victims)
 	if err != nil {
 		return 0, err
@@ -157,15 +175,13 @@ func (b *Backend) cutListed(victims []listed, denied denies) (int, error) {
 	if err != nil {
 		return n, err
 	}
-	b.keep(victims)
+	var sure []listed
 	unsure := map[flow.Key][]entry{}
 	addrs := map[flow.Addr]struct{}{}
 	for i := range victims {
 		v := &victims[i]
 		if v.flags&(other|vague) == 0 || alone[i] {
-			if !v.rest {
-				b.ledger.strike(v.key)
-			}
+			sure = append(sure, *v)
 			continue
 		}
 		unsure[v.key] = nil
@@ -174,6 +190,7 @@ func (b *Backend) cutListed(victims []listed, denied denies) (int, error) {
 			addrs[v.key.Src] = struct{}{}
 		}
 	}
+	b.ledger.strike(sure)
 	var more int
 	switch {
 	case len(addrs) == 0:
@@ -248,32 +265,6 @@ func (b *Backend) take(victims []listed) (n int, err error) {
 		}
 	}
 	return n, nil
-}
-
-// keep keeps those of the connections in mind that may get the bit yet.
-func (b *Backend) keep(victims []listed) {
-	if len(b.rest) == 0 {
-		b.restAt = time.Now()
-	}
-	for i := range victims {
-		if v := &victims[i]; v.flags&(plain|other) != 0 && !b.ledger.settled(v) {
-			b.rest = append(b.rest, *v)
-		}
-	}
-}
-
-// cutRest takes the bit once more from what may have got it after all.
-func (b *Backend) cutRest() error {
-	_, err := b.take(b.rest)
-	rest := b.rest[:0]
-	for i := range b.rest {
-		if v := &b.rest[i]; !b.ledger.settled(v) {
-			rest = append(rest, *v)
-		}
-	}
-	clear(b.rest[len(rest):])
-	b.rest = rest
-	return err
 }
 
 // relist makes the ledger's list anew, beside whatever goes on.

@@ -86,7 +86,7 @@
 //     keep flowing.
 //   - After Update returned, no connection in the kernel's table that the new table
 //     denies carries the accept bit. One that gets there later, because its first
-//     packet was held in somebody else's queue, loses it within half a second.
+//     packet was held in somebody else's queue, loses it within a second.
 //   - If other software changes or deletes the table, it is put back within
 //     milliseconds, and counted (BackendStats.Restored). In between the node is
 //     open, and packets that wait in a queue are lost; what passed is judged by

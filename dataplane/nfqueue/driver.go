@@ -18,8 +18,9 @@ import (
 	"github.com/tierwall/tierwall/dataplane"
 )
 
-// idle is how long Recv waits before it returns an empty batch, in ms.
-const idle = 250
+// idle is how long Recv waits before it returns an empty batch, in ms: every return
+// wakes the process.
+const idle = 1000
 
 // driver serves one NFQUEUE.
 //

@@ -4,7 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"syscall"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -12,14 +15,25 @@ import (
 	"github.com/tierwall/tierwall/classifier/flow"
 )
 
-// clearBatch is how many connections one message to the kernel changes. The
-// answers must fit the receive buffer.
-const clearBatch = 128
+const (
+	// namesBatch is how many connections one write to the kernel is about. The answers
+	// must fit the receive buffer.
+	namesBatch = 128
+	// tableTimeout is how long the kernel may take to answer.
+	tableTimeout = 10 * time.Second
+)
 
-// kernelTable is the kernel's connection table of one namespace.
+// kernelTable is the kernel's connection table of one namespace, on a netlink socket
+// of its own: the library's way of receiving would take longer than all the kernel
+// does. It belongs to one goroutine.
 type kernelTable struct {
-	conn *netlink.Conn
-	bit  uint32 // the accept bit
+	bit uint32 // the accept bit
+
+	conn  *netlink.Conn
+	raw   syscall.RawConn
+	seq   uint32
+	in    []byte
+	inbox *inbox
 }
 
 func openKernelTable(nsFD int, accept uint32) (*kernelTable, error) {
@@ -27,9 +41,15 @@ func openKernelTable(nsFD int, accept uint32) (*kernelTable, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open conntrack netlink: %w", err)
 	}
-	// A dump waits for its reader, so the size is about speed only.
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open conntrack netlink: %w", err), conn.Close())
+	}
+	// A dump waits for its reader, so for that the size is about speed only.
 	_ = conn.SetReadBuffer(1 << 20)
-	return &kernelTable{conn: conn, bit: accept}, nil
+	// An answer need not quote the question. Linux 4.3.
+	_ = conn.SetOption(netlink.CapAcknowledge, true)
+	return &kernelTable{bit: accept, conn: conn, raw: raw, in: make([]byte, 64<<10), inbox: newInbox(1024)}, nil
 }
 
 func (k *kernelTable) close() error { return k.conn.Close() }
@@ -46,42 +66,34 @@ type visit func(e *entry, k flow.Key, ok bool) bool
 // Only connections with one of the addresses at either end must be asked about; nil
 // means all. An IPv4 address costs two walks of the kernel's table: some 10 ms each
 // where it has 262,144 buckets, however few connections are in them. IPv6 addresses
-// cost one walk together, everything one walk as well, and 4 µs per accepted
+// cost one walk together, everything one walk as well, and 2 µs per accepted
 // connection on the way.
 //
 // The walk holds no lock. An entry that is added while it runs was judged by
 // whoever judges now.
-func (k *kernelTable) clear(addrs []flow.Addr, v visit) (int, error) {
+func (k *kernelTable) clear(addrs []flow.Addr, v visit) (n int, err error) {
 	filters := []dumpFilter{{}}
 	if addrs != nil {
 		// The two ends of a key: see entry.key. What the first walk finds and
 		// clears the second does not find again.
 		filters = sourcesAre(addrs, ctaTupleOrig, ctaTupleReply)
 	}
-	var n int
 	for _, f := range filters {
-		cleared, err := k.clearFound(f, v)
-		n += cleared
+		victims, err := k.find(f, v)
+		if err != nil {
+			return n, err
+		}
+		found, err := k.clearMarks(victims)
+		for _, ok := range found {
+			if ok {
+				n++
+			}
+		}
 		if err != nil {
 			return n, err
 		}
 	}
 	return n, nil
-}
-
-func (k *kernelTable) clearFound(filter dumpFilter, v visit) (int, error) {
-	victims, err := k.find(filter, v)
-	if err != nil {
-		return 0, err
-	}
-	found, err := k.clearMarks(victims)
-	var n int
-	for _, ok := range found {
-		if ok {
-			n++
-		}
-	}
-	return n, err
 }
 
 // dumpFilter limits a dump; the zero value does not.
@@ -126,127 +138,202 @@ func sourceIs(tuple uint16, addr flow.Addr) dumpFilter {
 
 // find asks about the connections with the accept bit, and returns those for which
 // the answer was true; the kernel does the filtering, by mark and by the filter.
-func (k *kernelTable) find(filter dumpFilter, v visit) ([]connection, error) {
-	data := append([]byte{filter.family, unix.NFNETLINK_V0, 0, 0}, filter.attrs...)
-	data = appendAttr32(data, ctaMark, k.bit)
-	data = appendAttr32(data, ctaMarkMask, k.bit)
-	_, err := k.conn.Send(netlink.Message{
-		Header: netlink.Header{Type: msgCtGet, Flags: netlink.Request | netlink.Dump},
-		Data:   data,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list the kernel's connections: %w", err)
-	}
-	var victims []connection
-	for m, err := range k.conn.ReceiveIter() {
-		if err != nil {
-			return nil, fmt.Errorf("list the kernel's connections: %w", err)
-		}
-		e, ok := parseConnection(m.Data)
-		if !ok || e.mark&k.bit == 0 {
-			continue
+func (k *kernelTable) find(filter dumpFilter, v visit) (victims []connection, err error) {
+	body := append([]byte{filter.family, unix.NFNETLINK_V0, 0, 0}, filter.attrs...)
+	body = appendAttr32(body, ctaMark, k.bit)
+	body = appendAttr32(body, ctaMarkMask, k.bit)
+	err = k.dump(msgCtGet, body, func(body []byte) {
+		e, ok := parseConnection(body)
+		if !ok || e.mark&k.bit != k.bit {
+			return
 		}
 		key, ok := e.key()
 		if v(&e, key, ok) {
 			victims = append(victims, connection{e.family, slices.Clone(e.rawOrig), slices.Clone(e.rawZone)})
 		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the kernel's connections: %w", err)
 	}
 	return victims, nil
-}
-
-// clearMarks takes the accept bit from the given connections, all others bits of
-// the mark stay. found says which of them there are.
-func (k *kernelTable) clearMarks(conns []connection) (found []bool, err error) {
-	found = make([]bool, 0, len(conns))
-	failed := 0
-	for part := range slices.Chunk(conns, clearBatch) {
-		msgs := make([]netlink.Message, 0, len(part))
-		for _, c := range part {
-			data := c.appendName(make([]byte, 0, 128))
-			// mark = (mark & ^mask) ^ value
-			data = appendAttr32(data, ctaMark, 0)
-			data = appendAttr32(data, ctaMarkMask, k.bit)
-			msgs = append(msgs, netlink.Message{
-				// Without the create flag this changes an entry or fails.
-				Header: netlink.Header{Type: msgCtNew, Flags: netlink.Request | netlink.Acknowledge},
-				Data:   data,
-			})
-		}
-		if _, err := k.conn.SendMessages(msgs); err != nil {
-			return found, fmt.Errorf("cut connections: %w", err)
-		}
-		for range msgs {
-			_, rerr := k.conn.Receive()
-			found = append(found, rerr == nil)
-			if rerr != nil && !errors.Is(rerr, unix.ENOENT) {
-				failed++
-				err = rerr
-			}
-		}
-	}
-	if failed != 0 {
-		return found, fmt.Errorf("cut connections: %d of %d failed: %w", failed, len(conns), err)
-	}
-	return found, nil
-}
-
-// marked reports which of the names are those of connections with the accept bit.
-func (k *kernelTable) marked(names []connection) ([]bool, error) {
-	raw, err := k.conn.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("look connections up: %w", err)
-	}
-	marked := make([]bool, 0, len(names))
-	answer := make([]byte, 4096)
-	for part := range slices.Chunk(names, clearBatch) {
-		msgs := make([]netlink.Message, 0, len(part))
-		for _, c := range part {
-			msgs = append(msgs, netlink.Message{Header: netlink.Header{Type: msgCtGet, Flags: netlink.Request}, Data: c.appendName(nil)})
-		}
-		if _, err := k.conn.SendMessages(msgs); err != nil {
-			return nil, fmt.Errorf("look connections up: %w", err)
-		}
-		for range part {
-			// The kernel marks its one answer as one of several: the library would
-			// wait for more.
-			var n int
-			rerr := raw.Read(func(fd uintptr) bool {
-				n, _, err = unix.Recvfrom(int(fd), answer, 0)
-				return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
-			})
-			if err = errors.Join(err, rerr); err != nil {
-				return nil, fmt.Errorf("look connections up: %w", err)
-			}
-			typ, body, _, ok := nextMessage(answer[:n])
-			if errno := errorCode(body); ok && typ == unix.NLMSG_ERROR && errno != unix.ENOENT {
-				return nil, fmt.Errorf("look connections up: %w", errno)
-			}
-			e, found := parseConnection(body)
-			marked = append(marked, ok && typ == msgCtNew && found && e.mark&k.bit != 0)
-		}
-	}
-	return marked, nil
 }
 
 // expected returns how many connections have come in this namespace that another
 // connection had made the kernel expect (helpers: the data connection of FTP).
 func (k *kernelTable) expected() (n uint64, err error) {
-	msgs, err := k.conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: msgExpStats, Flags: netlink.Request | netlink.Dump},
-		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
-	})
-	if err != nil {
-		return 0, fmt.Errorf("count expected connections: %w", err)
-	}
-	for _, m := range msgs { // one per CPU
-		if len(m.Data) < 4 {
-			continue
+	err = k.dump(msgExpStats, []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, func(body []byte) { // per CPU
+		if len(body) < nfHeaderLen {
+			return
 		}
-		for typ, val := range attrs(m.Data[4:]) {
+		for typ, val := range attrs(body[nfHeaderLen:]) {
 			if typ == ctaStatsExpNew && len(val) == 4 {
 				n += uint64(binary.BigEndian.Uint32(val))
 			}
 		}
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count expected connections: %w", err)
 	}
 	return n, nil
+}
+
+// clearMarks takes the accept bit from the given connections, all others bits of
+// the mark stay. found says which of them there are.
+func (k *kernelTable) clearMarks(conns []connection) (found []bool, err error) {
+	// mark = (mark & ^mask) ^ value
+	mark := appendAttr32(appendAttr32(nil, ctaMark, 0), ctaMarkMask, k.bit)
+	found = make([]bool, len(conns))
+	// Without the create flag this changes an entry or fails.
+	err = k.ask(msgCtNew, unix.NLM_F_ACK, conns, mark, func(i int, _ uint16, _ []byte) { found[i] = true })
+	if err != nil {
+		return found, fmt.Errorf("cut connections: %w", err)
+	}
+	return found, nil
+}
+
+// marked reports which of the names are those of connections with the accept bit.
+func (k *kernelTable) marked(names []connection) (marked []bool, err error) {
+	marked = make([]bool, len(names))
+	err = k.ask(msgCtGet, 0, names, nil, func(i int, typ uint16, body []byte) {
+		if e, ok := parseConnection(body); ok && typ == msgCtNew {
+			marked[i] = e.mark&k.bit != 0
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look connections up: %w", err)
+	}
+	return marked, nil
+}
+
+// appendHeader begins a message; the caller ends it with endMessage.
+func appendHeader(b []byte, typ, flags uint16, seq uint32) []byte {
+	b = binary.NativeEndian.AppendUint32(b, 0) // length
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = binary.NativeEndian.AppendUint16(b, flags)
+	b = binary.NativeEndian.AppendUint32(b, seq)
+	return binary.NativeEndian.AppendUint32(b, 0) // port: the kernel knows the socket
+}
+
+func endMessage(b []byte, begin int) []byte {
+	binary.NativeEndian.PutUint32(b[begin:], uint32(len(b)-begin))
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// dump sends a request and calls f with the body of every message of the answer.
+func (k *kernelTable) dump(typ uint16, body []byte, f func(body []byte)) error {
+	k.seq++
+	msg := endMessage(append(appendHeader(nil, typ, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, k.seq), body...), 0)
+	if err := k.send(msg); err != nil {
+		return err
+	}
+	for {
+		n := 0
+		err := k.wait(func(fd int) (err error) { n, _, err = unix.Recvfrom(fd, k.in, 0); return err })
+		if err != nil {
+			return err
+		}
+		for rest := k.in[:n]; len(rest) >= nlHeaderLen; {
+			seq := binary.NativeEndian.Uint32(rest[8:])
+			var typ uint16
+			var ok bool
+			if typ, body, rest, ok = nextMessage(rest); !ok || seq != k.seq {
+				continue
+			}
+			switch errno := errorCode(body); {
+			case typ != unix.NLMSG_DONE && typ != unix.NLMSG_ERROR:
+				f(body)
+			case errno != 0:
+				return errno
+			default:
+				return nil
+			}
+		}
+	}
+}
+
+// ask sends a message about each connection, with tail at its end, and calls f for
+// those there are with the kernel's answer, in no particular order.
+func (k *kernelTable) ask(typ, flags uint16, conns []connection, tail []byte, f func(i int, typ uint16, body []byte)) error {
+	var out []byte
+	var errs []error
+	for base := 0; base < len(conns); base += namesBatch {
+		part := conns[base:min(base+namesBatch, len(conns))]
+		out = out[:0]
+		first := k.seq + 1
+		for i := range part {
+			k.seq++
+			begin := len(out)
+			out = endMessage(append(part[i].appendName(appendHeader(out, typ, unix.NLM_F_REQUEST|flags, k.seq)), tail...), begin)
+		}
+		if err := k.send(out); err != nil {
+			return err
+		}
+		// The kernel answers before it returns, each message with one of its own.
+		for answers := 0; answers < len(part); {
+			n := 0
+			err := k.wait(func(fd int) error {
+				var errno unix.Errno
+				if n, errno = k.inbox.receive(fd); errno != 0 {
+					return errno
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			for j := range n {
+				m := k.inbox.message(j)
+				typ, body, _, ok := nextMessage(m)
+				if !ok {
+					continue
+				}
+				i := int(binary.NativeEndian.Uint32(m[8:]) - first)
+				if i < 0 || i >= len(part) {
+					continue // of a question that was given up
+				}
+				answers++
+				switch errno := errorCode(body); {
+				case typ != unix.NLMSG_ERROR || errno == 0:
+					f(base+i, typ, body)
+				case errno != unix.ENOENT:
+					errs = append(errs, errno)
+				}
+			}
+		}
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("%d of %d failed: %w", len(errs), len(conns), errs[0])
+	}
+	return nil
+}
+
+func (k *kernelTable) send(b []byte) error {
+	var err error
+	werr := k.raw.Write(func(fd uintptr) bool {
+		err = unix.Sendto(int(fd), b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	return os.NewSyscallError("sendto", errors.Join(err, werr))
+}
+
+// wait calls receive when there is something to receive, until it does.
+func (k *kernelTable) wait(receive func(fd int) error) error {
+	if err := k.conn.SetReadDeadline(time.Now().Add(tableTimeout)); err != nil {
+		return err
+	}
+	var err error
+	rerr := k.raw.Read(func(fd uintptr) bool {
+		for {
+			if err = receive(int(fd)); !errors.Is(err, unix.EINTR) {
+				return !errors.Is(err, unix.EAGAIN)
+			}
+		}
+	})
+	if rerr != nil {
+		return rerr
+	}
+	return os.NewSyscallError("recv", err)
 }

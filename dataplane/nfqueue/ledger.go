@@ -48,6 +48,7 @@ type ledger struct {
 	drafts   []*draft
 	walked   int           // length of current when its walk was over
 	missedAt time.Duration // the last time something was missed; the start is such a time
+	burntAt  time.Duration // the last time a list was given up as too long
 	expected uint64        // what kernelTable.expected said last
 	asked    int           // times the list was asked and was not complete
 }
@@ -60,7 +61,7 @@ type draft struct {
 
 func newLedger() *ledger {
 	began := time.Now()
-	return &ledger{settle: settleTime, clock: func() time.Duration { return time.Since(began) }, current: newList(), asked: patience}
+	return &ledger{settle: settleTime, clock: func() time.Duration { return time.Since(began) }, current: newList(), burntAt: never, asked: patience}
 }
 
 // learn adds what a worker saw packets of.
@@ -101,8 +102,18 @@ func (g *ledger) expect(n uint64) {
 func (g *ledger) miss() {
 	g.complete, g.missedAt = false, g.clock()
 	if g.current.len() > mostListed {
+		g.burntAt = g.missedAt
+		old := g.current
 		g.current = newList()
+		g.current.copyTold(old, g.missedAt+1) // what is struck
 	}
+}
+
+// burnt reports whether connections that may get the bit yet have been forgotten.
+func (g *ledger) burnt() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.burntAt >= g.clock()-g.settle
 }
 
 // begin returns a draft for a walk that begins now. What may get its bit behind the
@@ -151,7 +162,8 @@ func (g *ledger) name() {
 }
 
 // denied returns the connections with an end that a change touches, and of which
-// judge says that they are to lose the bit. complete says that there are no others.
+// judge says that they are to lose the bit, but for those that are struck. complete
+// says that there are no others.
 func (g *ledger) denied(c dataplane.Change, judge func(flow.Key, flow.Service) bool) (victims []listed, complete bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -161,27 +173,40 @@ func (g *ledger) denied(c dataplane.Change, judge func(flow.Key, flow.Service) b
 	return g.current.denied(c, judge), g.complete
 }
 
-// unsettled returns the connections that may get the bit yet, and of which judge says
+// condemned returns the connections that are struck, and of which judge says so still.
+func (g *ledger) condemned(judge func(flow.Key, flow.Service) bool) []listed {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	victims, acquitted := g.current.condemned(judge)
+	for _, k := range acquitted {
+		g.each(func(l *list, _ time.Duration) {
+			if _, i, ok := l.find(k); ok {
+				l.acquit(&l.conns[i])
+			}
+		})
+	}
+	return victims
+}
+
+// unsettled strikes the connections that may get the bit yet, and of which judge says
 // that they are to lose it.
-func (g *ledger) unsettled(judge func(flow.Key, flow.Service) bool) []listed {
+func (g *ledger) unsettled(judge func(flow.Key, flow.Service) bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.current.unsettled(g.clock()-g.settle, judge)
+	g.each(func(l *list, since time.Duration) { l.unsettled(since, judge) })
 }
 
-// settled reports whether what was told of a connection has had its effect.
-func (g *ledger) settled(l *listed) bool {
+// strike removes connections that have been cut. Those that may have got the bit once
+// more are struck instead: condemned returns them, and nobody else is asked about
+// them until they are told again.
+func (g *ledger) strike(cut []listed) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return l.told < g.clock()-g.settle
-}
-
-// strike removes a connection that has the bit no more. One that may get it yet
-// stays. The key is the first of its two (canonical).
-func (g *ledger) strike(k flow.Key) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.each(func(l *list, since time.Duration) { l.strike(k, since) })
+	g.each(func(l *list, since time.Duration) {
+		for i := range cut {
+			l.strike(&cut[i], since)
+		}
+	})
 }
 
 // replace puts what the kernel's table has of some keys in the place of what was told
@@ -191,14 +216,7 @@ func (g *ledger) replace(found map[flow.Key][]entry) {
 	defer g.mu.Unlock()
 	g.each(func(l *list, since time.Duration) {
 		for k, entries := range found {
-			if !l.strike(k, since) {
-				continue
-			}
-			for i := range entries {
-				if k, ok := entries[i].key(); ok {
-					l.found(&entries[i], k)
-				}
-			}
+			l.replace(k, entries, since)
 		}
 	})
 }

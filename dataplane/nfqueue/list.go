@@ -17,6 +17,7 @@ type list struct {
 	conns    []conn
 	free     []int32
 	aliases  []alias
+	struck   int           // connections that are
 	named    time.Duration // until then what is told without a Service may have one that rules name
 }
 
@@ -62,6 +63,8 @@ const (
 	plain                    // the kernel has it under the key, one way or the other
 	other                    // told, and the kernel may have it under another name
 	again                    // other, and there may be more than one connection of the name
+	struck                   // was cut since it was told, but so soon that it may have got the bit after that
+	partly                   // struck, and there may be more of it that has the bit by right
 	vague                    // told, and which Service it was opened to may be a rule's business we do not know
 )
 
@@ -124,6 +127,7 @@ func (l *list) tell(r *conntrack.Record, now time.Duration) {
 		return // nobody accepts it
 	}
 	c, back, fresh := l.get(r.Key)
+	l.acquit(c)
 	if back {
 		c.flags |= turned
 	} else {
@@ -153,6 +157,9 @@ func (l *list) found(e *entry, k flow.Key) {
 	if c.flags&other != 0 {
 		c.flags |= again
 	}
+	if c.flags&struck != 0 {
+		c.flags |= partly
+	}
 	if !e.zoned && nameable(&k) && e.shows(&k) {
 		c.flags |= plain
 		if back {
@@ -180,39 +187,88 @@ func (l *list) name(until time.Duration) {
 	}
 }
 
-// copyTold adds what from was told since a time.
+// copyTold adds what from was told since a time, and what is struck there.
 func (l *list) copyTold(from *list, since time.Duration) {
 	l.named = from.named
 	for _, i := range from.at {
 		c := &from.conns[i]
-		if c.flags&(plain|other) == 0 || c.told < since {
+		if c.flags&(plain|other) == 0 || c.told < since && c.flags&struck == 0 {
 			continue
 		}
 		p := c.pair
 		p.src, p.dst = l.addrs.number(from.addrs.values[c.src]), l.addrs.number(from.addrs.values[c.dst])
 		n := l.place(p)
 		n.flags, n.told = c.flags, c.told
+		if n.flags&struck != 0 {
+			l.struck++
+		}
 		n.service = l.services.number(from.services.values[c.service])
 	}
 }
 
-// strike removes a connection, unless it was told since a time; k is the first of its
-// keys. It reports whether the connection is not in the list any more.
-func (l *list) strike(k flow.Key, since time.Duration) bool {
+// strike notes that a connection was cut, or what was denied of it. It is removed,
+// unless it was told since a time: then it is struck.
+func (l *list) strike(v *listed, since time.Duration) {
+	p, i, ok := l.find(v.key)
+	switch {
+	case !ok:
+	case l.conns[i].told >= since:
+		l.condemn(&l.conns[i], v.rest)
+	case v.rest:
+		l.acquit(&l.conns[i])
+	default:
+		l.remove(p, i)
+	}
+}
+
+// replace puts what the kernel's table has of a key, the first of two, in the place of
+// what was told of it. If that was since a time it is struck.
+func (l *list) replace(k flow.Key, entries []entry, since time.Duration) {
+	p, i, ok := l.find(k)
+	if ok && l.conns[i].told >= since {
+		l.condemn(&l.conns[i], len(entries) > 0)
+		return
+	}
+	if ok {
+		l.remove(p, i)
+	}
+	for j := range entries {
+		if k, ok := entries[j].key(); ok {
+			l.found(&entries[j], k)
+		}
+	}
+}
+
+// condemn strikes a connection, or the part of it that was denied.
+func (l *list) condemn(c *conn, part bool) {
+	l.acquit(c)
+	l.struck++
+	c.flags |= struck
+	if part || c.alias >= 0 {
+		c.flags |= partly
+	}
+}
+
+func (l *list) acquit(c *conn) {
+	if c.flags&struck != 0 {
+		c.flags &^= struck | partly
+		l.struck--
+	}
+}
+
+func (l *list) find(k flow.Key) (p pair, i int32, ok bool) {
 	src, ok1 := l.addrs.of[k.Src]
 	dst, ok2 := l.addrs.of[k.Dst]
-	p := pair{src, dst, k.SrcPort, k.DstPort, k.Proto}
-	i, ok := l.at[p]
-	if !ok1 || !ok2 || !ok {
-		return true
-	}
-	if l.conns[i].told >= since {
-		return false
-	}
+	p = pair{src, dst, k.SrcPort, k.DstPort, k.Proto}
+	i, ok = l.at[p]
+	return p, i, ok && ok1 && ok2
+}
+
+func (l *list) remove(p pair, i int32) {
+	l.acquit(&l.conns[i])
 	delete(l.at, p)
 	l.conns[i] = conn{alias: -1}
 	l.free = append(l.free, i)
-	return true
 }
 
 // mostNamed is up to how many addresses are looked up one by one.
@@ -243,7 +299,7 @@ func (l *list) touched(c dataplane.Change) (marks []bool) {
 }
 
 // denied copies what judge denies of the connections with an end that the change
-// touches.
+// touches, but for what is struck.
 func (l *list) denied(c dataplane.Change, judge func(flow.Key, flow.Service) bool) (victims []listed) {
 	touched := l.touched(c)
 	if touched == nil {
@@ -251,7 +307,7 @@ func (l *list) denied(c dataplane.Change, judge func(flow.Key, flow.Service) boo
 	}
 	for i := range l.conns {
 		c := &l.conns[i]
-		if c.proto == flow.AnyProto || !touched[c.src] && !touched[c.dst] {
+		if c.proto == flow.AnyProto || c.flags&(struck|partly) == struck || !touched[c.src] && !touched[c.dst] {
 			continue
 		}
 		if v, ok := l.judge(c, judge); ok {
@@ -272,7 +328,7 @@ func (l *list) judge(c *conn, judge func(flow.Key, flow.Service) bool) (v listed
 	case c.flags&vague != 0:
 		v.flags = vague
 	default:
-		v.rest = c.flags != 0
+		v.rest = c.flags&(plain|other) != 0
 	}
 	for i := c.alias; i >= 0; i = l.aliases[i].next {
 		if a := &l.aliases[i]; judge(a.key, a.via) {
@@ -284,18 +340,36 @@ func (l *list) judge(c *conn, judge func(flow.Key, flow.Service) bool) (v listed
 	return v, v.flags != 0 || v.aliases != nil
 }
 
-// unsettled copies what judge denies of the connections told since a time.
-func (l *list) unsettled(since time.Duration, judge func(flow.Key, flow.Service) bool) (victims []listed) {
+// condemned copies what judge denies of what is struck; the rest is not any more.
+func (l *list) condemned(judge func(flow.Key, flow.Service) bool) (victims []listed, acquitted []flow.Key) {
+	if l.struck == 0 {
+		return nil, nil
+	}
+	for i := range l.conns {
+		c := &l.conns[i]
+		if c.flags&struck == 0 {
+			continue
+		}
+		if v, ok := l.judge(c, judge); ok {
+			victims = append(victims, v)
+		} else {
+			acquitted = append(acquitted, v.key)
+		}
+	}
+	return victims, acquitted
+}
+
+// unsettled strikes what judge denies of the connections told since a time.
+func (l *list) unsettled(since time.Duration, judge func(flow.Key, flow.Service) bool) {
 	for i := range l.conns {
 		c := &l.conns[i]
 		if c.proto == flow.AnyProto || c.told < since {
 			continue
 		}
-		if v, ok := l.judge(c, judge); ok && v.flags != vague {
-			victims = append(victims, v)
+		if _, ok := l.judge(c, judge); ok {
+			l.condemn(c, true) // nobody has looked at this one alone
 		}
 	}
-	return victims
 }
 
 // canonical returns the one of a key and its reverse that orders first, and whether

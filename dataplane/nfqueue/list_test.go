@@ -76,28 +76,103 @@ func TestLedgerComplete(t *testing.T) {
 	check("missed during the walk", func() bool { _, c := listedKeys(g, "10.8.0.1"); return c }(), false)
 }
 
-// What was told a moment ago may get its bit yet: no walk makes the ledger forget it,
-// and no cut.
+// What was told a moment ago may get its bit yet: no walk makes the ledger forget it.
 func TestLedgerSettles(t *testing.T) {
 	g, now := timedLedger()
 	*now = time.Hour
 	g.learn([]conntrack.Record{plainRecord(numberedConn(1))})
-	first, _ := canonical(numberedConn(1))
 	for _, after := range []time.Duration{0, settleTime, settleTime + 1} {
 		*now = time.Hour + after
 		want := 1
 		if after > settleTime {
 			want = 0
 		}
-		if g.strike(first); after <= settleTime {
-			g.end(g.begin(), true) // a walk that does not find it
-		}
+		g.end(g.begin(), true) // a walk that does not find it
 		if n, _ := listedKeys(g, "10.8.0.1"); n != want {
 			t.Errorf("%v after it was told: %d connections listed, want %d", after, n, want)
 		}
-		if n := len(g.unsettled(denyAll)); n != want {
-			t.Errorf("%v after it was told: %d unsettled, want %d", after, n, want)
+	}
+}
+
+// What is cut a moment after it was told is struck: looked at until it has settled or
+// is allowed, whatever list it is in, and denied no second time unless it is told
+// again.
+func TestLedgerStrikes(t *testing.T) {
+	g, now := timedLedger()
+	*now = time.Hour
+	tell := func() { g.learn([]conntrack.Record{plainRecord(numberedConn(1))}) }
+	cut := func() {
+		v, _ := g.denied(dataplane.ChangeWithin(scope{[]netip.Addr{netip.MustParseAddr("10.8.0.1")}}), denyAll)
+		g.strike(append(v, g.condemned(denyAll)...))
+	}
+	walk := func() { g.end(g.begin(), true) }
+	check := func(what string, denied, condemned, listed int) {
+		t.Helper()
+		n, _ := listedKeys(g, "10.8.0.1")
+		if c := len(g.condemned(denyAll)); n != denied || c != condemned || g.current.len() != listed || g.current.struck != c {
+			t.Errorf("%s: %d denied, %d condemned, %d struck, of %d, want %d, %d of %d", what, n, c, g.current.struck, g.current.len(), denied, condemned, listed)
 		}
+	}
+	tell()
+	check("told", 1, 0, 1)
+	cut()
+	check("cut", 0, 1, 1)
+	walk()
+	check("a walk later", 0, 1, 1)
+	cut()
+	check("cut once more", 0, 1, 1)
+	tell()
+	check("told again", 1, 0, 1)
+	cut()
+	d := g.begin()
+	g.condemned(func(flow.Key, flow.Service) bool { return false })
+	check("allowed", 1, 0, 1)
+	g.end(d, true)
+	check("allowed during a walk", 1, 0, 1)
+	d = g.begin()
+	cut()
+	g.end(d, true)
+	check("cut during a walk", 0, 1, 1)
+	tell()
+	g.unsettled(denyAll)
+	check("cut by a walk", 1, 1, 1)
+	cut()
+	check("cut by its name after that", 0, 1, 1)
+	*now += settleTime
+	walk()
+	check("about to settle", 0, 1, 1)
+	*now++
+	walk()
+	check("settled, and not cut since", 0, 1, 1)
+	cut()
+	check("settled", 0, 0, 0)
+	tell()
+	*now += settleTime + 1
+	cut()
+	check("cut when it had settled", 0, 0, 0)
+}
+
+// A list that is too long is given up, but for what is struck. That there were others
+// that may get the bit yet the ledger says as long as they may.
+func TestLedgerBurnt(t *testing.T) {
+	g, now := timedLedger()
+	*now = time.Hour
+	g.learn([]conntrack.Record{plainRecord(numberedConn(0))})
+	g.unsettled(denyAll)
+	if g.burnt() {
+		t.Error("burnt with one connection")
+	}
+	var news []conntrack.Record
+	for i := range mostListed {
+		news = append(news, plainRecord(numberedConn(1+i)))
+	}
+	g.learn(news)
+	if n := g.current.len(); n != 1 || !g.burnt() || len(g.condemned(denyAll)) != 1 {
+		t.Errorf("%d connections, burnt: %v; want the one that is struck", n, g.burnt())
+	}
+	*now += settleTime + 1
+	if g.burnt() {
+		t.Error("burnt when all have settled")
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
-	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -72,7 +71,7 @@ type Tap struct {
 
 	mu        sync.Mutex
 	fw        *firewall
-	conns     *netlink.Conn
+	conns     *kernelTable
 	clients   []netip.Addr // sorted
 	installed bool
 	closed    bool
@@ -118,8 +117,8 @@ func (t *Tap) open() (err error) {
 	if err := t.remove(); err != nil {
 		return err
 	}
-	if t.conns, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: nsFD(t.ns)}); err != nil {
-		return fmt.Errorf("open conntrack netlink: %w", err)
+	if t.conns, err = openKernelTable(nsFD(t.ns), 0); err != nil {
+		return err
 	}
 	nf, err := nfq.Open(&nfq.Config{
 		NetNS: nsFD(t.ns), NfQueue: t.config.QueueNum, MaxQueueLen: t.config.QueueLen, MaxPacketLen: t.config.MaxPacketLen,
@@ -352,26 +351,14 @@ func (t *Tap) Talking(addrs []netip.Addr) (map[netip.Addr]bool, error) {
 	}
 	found := map[netip.Addr]bool{}
 	for _, f := range filters {
-		_, err := t.conns.Send(netlink.Message{
-			Header: netlink.Header{Type: msgCtGet, Flags: netlink.Request | netlink.Dump},
-			Data:   append([]byte{f.family, unix.NFNETLINK_V0, 0, 0}, f.attrs...),
+		_, err := t.conns.find(f, func(_ *entry, k flow.Key, ok bool) bool {
+			if a, wanted := want[k.Dst]; ok && wanted {
+				found[a] = true
+			}
+			return false
 		})
 		if err != nil {
-			return nil, fmt.Errorf("list the kernel's connections: %w", err)
-		}
-		for m, err := range t.conns.ReceiveIter() {
-			if err != nil {
-				return nil, fmt.Errorf("list the kernel's connections: %w", err)
-			}
-			e, ok := parseConnection(m.Data)
-			if !ok {
-				continue
-			}
-			if k, ok := e.key(); ok {
-				if a, ok := want[k.Dst]; ok {
-					found[a] = true
-				}
-			}
+			return nil, err
 		}
 	}
 	return found, nil
@@ -398,7 +385,7 @@ func (t *Tap) Close() error {
 	}
 	<-t.done
 	if t.conns != nil {
-		errs = append(errs, t.conns.Close())
+		errs = append(errs, t.conns.close())
 	}
 	if t.ns.IsOpen() {
 		errs = append(errs, t.ns.Close())

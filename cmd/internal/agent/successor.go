@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/afxdp"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
@@ -29,7 +30,22 @@ func alone(b dataplane.Backend, c *Config, log *slog.Logger) dataplane.Backend {
 	if b.Name() == "nfqueue" {
 		remove = func() error { return afxdp.Cleanup(c.AFXDP.PinPath) }
 	}
-	return &successor{b, remove, log}
+	s := &successor{b, remove, log}
+	if l, ok := b.(dataplane.Learner); ok {
+		return learning{s, l}
+	}
+	return s
+}
+
+// learning is the successor of a backend that wants to be told of connections.
+type learning struct {
+	*successor
+	learner dataplane.Learner
+}
+
+// Learn implements dataplane.Learner.
+func (l learning) Learn(backend string, news []conntrack.Record, missed bool) {
+	l.learner.Learn(backend, news, missed)
 }
 
 // Update implements dataplane.Backend.
@@ -43,7 +59,10 @@ func (s *successor) Update(t *classifier.Table, c dataplane.Change) (cut int, er
 		return cut, nil
 	}
 	s.remove = nil
-	// Until a moment ago it may have accepted what t denies.
+	// Until a moment ago it may have accepted what t denies, and told nobody.
+	if l, ok := s.Backend.(dataplane.Learner); ok {
+		l.Learn(s.Name(), nil, true)
+	}
 	again, err := s.Backend.Update(t, dataplane.Change{})
 	return cut + again, err
 }

@@ -18,7 +18,7 @@ import (
 // How long the daemon may take to start and to stop. Both are far beyond what
 // is normal and only bound the wait for a broken one.
 const (
-	startTimeout = 20 * time.Second
+	startTimeout = time.Minute
 	stopTimeout  = 8 * time.Second
 	statsTimeout = 3 * time.Second
 	pollInterval = 20 * time.Millisecond

@@ -149,9 +149,10 @@ APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
 		if ((ip->version_class_label & htonl(0xf0000000)) != htonl(0x60000000))
 			return ASK;
 		// Mapped addresses never appear on a wire (RFC 4038 §4.2); here they
-		// would be taken for the IPv4 flow of that name.
+		// would be taken for the IPv4 flow of that name. Userspace drops them,
+		// and says so in the audit log.
 		if (mapped(ip->src) || mapped(ip->dst))
-			return OPAQUE;
+			return ASK;
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			p->src.words[i] = ip->src[i];

@@ -187,10 +187,9 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 	struct flow *f = 0;
 	int known = 0; // f is an accepted flow
 	__u8 reply = 0;
-	if (parsed == KEY && (f = map_lookup(&flows, &p.key)) && !expired(f, p.proto, now)) {
-		// A SYN opens a connection and is always judged. When it bears the
-		// mark it has just been, and its entry was written before it was sent
-		// on.
+	// A SYN opens a connection and is always judged. When it bears the mark it has
+	// just been, and its entry was written before it was sent on.
+	if (parsed == KEY && (egress || !p.syn) && (f = map_lookup(&flows, &p.key)) && !expired(f, p.proto, now)) {
 		if (!current(f, policy))
 			reply = p.back != (f->flags & FLOW_BACK);
 		else if (!p.syn || (mark & accepted()) == accepted())

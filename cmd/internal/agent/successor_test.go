@@ -1,0 +1,90 @@
+package agent
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/conntrack"
+	"github.com/tierwall/tierwall/dataplane"
+)
+
+// noting is a backend that notes what is asked of it.
+type noting struct {
+	dataplane.Backend
+	notes []string
+}
+
+func (n *noting) Name() string { return "noting" }
+
+func (n *noting) Update(_ *classifier.Table, c dataplane.Change) (int, error) {
+	note := "update"
+	if c.All() {
+		note = "update of everything"
+	}
+	n.notes = append(n.notes, note)
+	return 1, nil
+}
+
+func (n *noting) Drain() error { n.notes = append(n.notes, "drain"); return nil }
+
+// notingLearner is one that learns.
+type notingLearner struct{ noting }
+
+func (n *notingLearner) Learn(_ string, _ []conntrack.Record, missed bool) {
+	note := "learn"
+	if missed {
+		note = "learn that something was missed"
+	}
+	n.notes = append(n.notes, note)
+}
+
+// Alone a backend is what it is with others: it learns if it can, and drains. And
+// once it has a table in force, what the other one left is removed, and what that
+// accepted in the meantime looked for.
+func TestSuccessor(t *testing.T) {
+	plain, learner := &noting{}, &notingLearner{}
+	config := &Config{}
+	if _, ok := alone(plain, config, slog.New(slog.DiscardHandler)).(dataplane.Learner); ok {
+		t.Error("learns, although its backend cannot")
+	}
+	b := alone(learner, config, slog.New(slog.DiscardHandler))
+	l, ok := b.(dataplane.Learner)
+	if !ok {
+		t.Fatal("does not learn, although its backend can")
+	}
+	removals := []error{errors.New("not now"), nil}
+	b.(learning).remove = func() (err error) {
+		learner.notes = append(learner.notes, "remove")
+		err, removals = removals[0], removals[1:]
+		return err
+	}
+	l.Learn("noting", nil, false)
+	for i, want := range []int{1, 2, 1} {
+		if cut, err := b.Update(nil, dataplane.ChangeWithin(nowhere{})); cut != want || err != nil {
+			t.Errorf("update %d: cut %d, %v, want %d", i, cut, err, want)
+		}
+	}
+	if err := b.(dataplane.Drainer).Drain(); err != nil {
+		t.Error(err)
+	}
+	want := []string{
+		"learn",
+		"update", "remove",
+		"update", "remove", "learn that something was missed", "update of everything",
+		"update",
+		"drain",
+	}
+	if !slices.Equal(learner.notes, want) {
+		t.Errorf("asked for %q, want %q", learner.notes, want)
+	}
+}
+
+// nowhere is a change that affects nobody.
+type nowhere struct{}
+
+func (nowhere) Affects(flow.Key) bool  { return false }
+func (nowhere) Touches(flow.Addr) bool { return false }
