@@ -51,6 +51,7 @@ type driver struct {
 	origins [dataplane.BatchSize]origin
 	names   [dataplane.BatchSize]flow.Key
 	onward  bool // what is deferred is seen again where it leaves
+	reads   bool // the connection of a packet to a pod can be read
 
 	epoch     *epoch
 	heart     *heart
@@ -88,7 +89,7 @@ func newDriver(sock *socket, b *Backend, queue int, nonce uint8) (*driver, error
 	d := &driver{
 		sock: sock, queue: queue, wait: b.config.recvWait(), nonce: nonce, final: b.config.Strict,
 		devices: b.objects.Devices, hostSet: &b.host, epoch: &b.epoch, heart: &b.heart,
-		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.onward,
+		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.onward, reads: b.reads,
 		wake: wake, released: make(chan struct{}),
 	}
 	if b.config.FailOpen {
@@ -312,7 +313,13 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		case p.Disposition == dataplane.PassPacket:
 			// The kernel takes an ICMP error for a part of the connection it is
 			// about, and would have that accepted with it.
-			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), !p.Headers.IsError, !p.Headers.IsError)
+			// And what was recalled of a connection from a pod's packet may be
+			// over: the program where it leaves sees whether it is.
+			accept, fast := !p.Headers.IsError, !p.Headers.IsError
+			if p.Real.Valid() && !m.Egress {
+				accept, fast = false, d.final
+			}
+			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), accept, fast)
 			if p.Remember && nameable(p) {
 				d.remember(p, s)
 			}
