@@ -71,7 +71,7 @@ func (w *Worker) notReady(p *Packet, now int64) Path {
 // Only allowed connections are there.
 func (w *Worker) known(p *Packet, s *snapshot, now int64) Path {
 	path := PassHit
-	if p.Service.IsZero() {
+	if p.Service.IsZero() && !p.Real.Valid() { // or it is known to be to none
 		p.Service = w.rec.Service
 	}
 	learnt := p.Service != w.rec.Service
@@ -254,6 +254,10 @@ func (p *Packet) reveal() {
 	case p.Problem != packet.OK:
 	case h.IsError:
 		h.Inner = p.Real.Reverse()
+	case h.Key.Proto != p.Real.Proto:
+		// The kernel takes it for a message about the connection, and we know none
+		// of that kind: it is about nobody's.
+		h.IsError, h.Inner = true, flow.Key{}
 	default:
 		h.Key = p.Real
 	}

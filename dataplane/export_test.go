@@ -24,7 +24,8 @@ func (e *Engine) PublishChange(c Classifier, change Change) (int, error) {
 type Stub struct {
 	Gen     uint64
 	Allowed func(flow.Key) bool
-	Denial  classifier.Verdict // Drop unless set to Reject
+	Via     func(flow.Key, flow.Service) bool // allowed by way of a Service; nil: as Allowed says
+	Denial  classifier.Verdict                // Drop unless set to Reject
 	Audit   bool
 	VIPs    map[flow.Addr]bool
 	Unknown map[flow.Addr]bool // UnknownLocal of either end
@@ -58,7 +59,12 @@ func (s *Stub) Lookup(k flow.Key) classifier.Decision {
 }
 
 // LookupVia is Lookup: the stub knows no Services.
-func (s *Stub) LookupVia(k flow.Key, _ flow.Service) classifier.Decision { return s.Lookup(k) }
+func (s *Stub) LookupVia(k flow.Key, via flow.Service) classifier.Decision {
+	if s.Via != nil && s.Via(k, via) {
+		return (&Stub{Gen: s.Gen, Allowed: Always, Audit: s.Audit, Quiet: true}).Lookup(k)
+	}
+	return s.Lookup(k)
+}
 
 // LookupMasked allows what Allowed says of nobody's address.
 func (s *Stub) LookupMasked(k flow.Key) classifier.Decision {

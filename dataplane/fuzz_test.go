@@ -55,8 +55,25 @@ func newStage(tb testing.TB, seed uint64) *stage {
 	return s
 }
 
-// allows is the slow answer, with what fail mode closed adds to it.
+// byHost reports whether the packet says that its host opens, or has opened, the
+// connection of k: one of the packet, or of the one that an error quotes.
+func byHost(k flow.Key, p *Packet) bool {
+	switch h := &p.Headers; {
+	case k == h.Key:
+		return p.FromHost
+	case k == h.Key.Reverse():
+		return p.ToHost
+	default:
+		return h.IsError && k.Src == h.Key.Dst && p.ToHost
+	}
+}
+
+// allows is the slow answer about a connection that is opened in the direction of k,
+// with what fail mode closed adds to it. What the host opens needs no policy.
 func (s *stage) allows(gen int, mode FailMode, k flow.Key, p *Packet) bool {
+	if byHost(k, p) {
+		return true
+	}
 	if mode == FailClosed && !p.FromHost && !p.ToHost {
 		if src, dst := s.tables[gen-1].UnknownLocal(k); src || dst {
 			return false
@@ -105,6 +122,10 @@ func randomPacket(r *rand.Rand, w *rule.World, known []flow.Key) Packet {
 		}
 	}
 	p := Packet{Frame: ip, Final: r.IntN(3) > 0, Reply: r.IntN(8) == 0, Related: r.IntN(8) == 0, FromHost: r.IntN(16) == 0, ToHost: r.IntN(16) == 0}
+	p.Onward = p.Final && r.IntN(8) == 0
+	if real := universe.RandomKey(r, w); r.IntN(8) == 0 && real.Proto == k.Proto && real.Src.Is4() == k.Src.Is4() {
+		p.Real = real
+	}
 	if r.IntN(4) == 0 {
 		etherType := uint16(0x0800)
 		if len(ip) > 0 && ip[0]>>4 == 6 {
@@ -156,7 +177,7 @@ func rawPacket(k flow.Key, flags uint8, payload []byte) []byte {
 // FuzzReceive runs bytes through everything between a driver's Recv and its
 // Apply, with tables that come and change on the way, and checks what must hold
 // whatever arrives: nothing panics, what the oracle denies does not pass, what is
-// deferred is not final, nothing is remembered that does not pass, every packet is
+// deferred is not final or is seen again, nothing is remembered that does not pass, every packet is
 // on one path, and a packet seen before costs no allocation.
 func FuzzReceive(f *testing.F) {
 	stages := make([]*stage, 24)
@@ -172,6 +193,7 @@ func FuzzReceive(f *testing.F) {
 		mode := FailMode(which / 128)
 		x, d := newRejecter(t, Config{FailMode: mode, CutReset: which&64 != 0, RingSize: 8, Conntrack: conntrack.Limits{Records: 6}})
 		var known []flow.Key // every connection that was ever allowed, as it was opened
+		hosts := map[flow.Key]bool{} // those of them that the host opened
 		gen := 0
 		for range 24 {
 			if x.now += int64(r.IntN(1000)) * int64(time.Millisecond); r.IntN(6) == 0 && gen < len(s.tables) {
@@ -197,7 +219,7 @@ func FuzzReceive(f *testing.F) {
 			switch {
 			case out.Disposition != path.Disposition():
 				t.Fatalf("%v: the driver was told %v", path, out.Disposition)
-			case out.Disposition == DeferPacket && p.Final:
+			case out.Disposition == DeferPacket && p.Final && !p.onward():
 				t.Fatalf("%v of a final packet", path)
 			case out.Remember && out.Disposition != PassPacket && (path != DropPolicy || out.Verdict != classifier.Drop || len(d.answer) > 0):
 				t.Fatalf("%v with verdict %v is remembered", path, out.Verdict)
@@ -216,17 +238,18 @@ func FuzzReceive(f *testing.F) {
 			}
 			switch path {
 			case PassNew:
-				if !s.allows(gen, mode, opened, &p) {
+				if !s.allows(gen, mode, opened, &out) {
 					t.Fatalf("%v passes as a new connection; table %d denies it", opened, gen)
 				}
 				if isEchoReply(&opened) {
 					t.Fatalf("%v opens a connection", opened)
 				}
 				known = append(known, opened)
+				hosts[opened] = hosts[opened] || byHost(opened, &out)
 			case PassHit, PassRejudged:
 				if !slices.ContainsFunc(known, func(k flow.Key) bool {
 					// With one end the host's the record knew more than a packet tells.
-					return (k == h.Key || k == h.Key.Reverse()) && s.allows(gen, FailOpen, k, &p)
+					return (k == h.Key || k == h.Key.Reverse()) && (hosts[k] || s.allows(gen, FailOpen, k, &out))
 				}) {
 					t.Fatalf("%v: %v was never opened, or is denied by table %d", path, h.Key, gen)
 				}
@@ -238,13 +261,13 @@ func FuzzReceive(f *testing.F) {
 				case p.Related:
 					by = h.Inner.Reverse()
 				}
-				if h.Inner.Src != h.Key.Dst || !s.allows(gen, FailOpen, by, &p) && !slices.ContainsFunc(known, func(k flow.Key) bool {
-					return (k == h.Inner || k == h.Inner.Reverse()) && s.allows(gen, FailOpen, k, &p)
+				if h.Inner.Src != h.Key.Dst || !s.allows(gen, FailOpen, by, &out) && !slices.ContainsFunc(known, func(k flow.Key) bool {
+					return (k == h.Inner || k == h.Inner.Reverse()) && (hosts[k] || s.allows(gen, FailOpen, k, &out))
 				}) {
 					t.Fatalf("an error to %v about %v passes", h.Key.Dst, h.Inner)
 				}
 			case DropPolicy:
-				if s.allows(gen, mode, opened, &p) {
+				if s.allows(gen, mode, opened, &out) {
 					t.Fatalf("%v is dropped; table %d allows it", opened, gen)
 				}
 			}

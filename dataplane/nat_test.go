@@ -54,6 +54,11 @@ func TestRealEnds(t *testing.T) {
 			t.Errorf("an error about another connection %s took %v", c.name, path)
 		}
 	}
+	// A message that the kernel takes for one about it, and we do not, is nobody's.
+	p := Packet{Final: true, Real: real, Related: true, Service: service, Frame: Message4(t, "10.0.0.7", "10.0.0.2", 9, 0, 0, quoteOf(t, Segment(t, b4, masq4, ack, 1))[4:])}
+	if path, _ := x.feed(p); path != DropICMPInner {
+		t.Errorf("a message of another kind took %v", path)
+	}
 	// Denied by its real ends it is cut, whatever is known of the names.
 	if _, err := x.e.Publish(&Stub{Gen: 2, Allowed: func(k flow.Key) bool { return k != real }}); err != nil {
 		t.Fatal(err)
@@ -66,6 +71,28 @@ func TestRealEnds(t *testing.T) {
 	short.Frame = short.Frame[:30]
 	if path, _ := x.feed(short); path != DropProblem {
 		t.Errorf("malformed: took %v", path)
+	}
+}
+
+// TestPastTheService: what a rule allows by way of a Service is not allowed straight to
+// its backend, whatever name the connection by the Service has.
+func TestPastTheService(t *testing.T) {
+	real := Key(flow.UDP, a4, b4)
+	service := flow.Service{Addr: Key(flow.UDP, a4, vip4).Dst, Port: 80}
+	x := newBench(t, Config{})
+	if _, err := x.e.Publish(&Stub{Gen: 1, Allowed: Never, Via: func(_ flow.Key, via flow.Service) bool { return via == service }}); err != nil {
+		t.Fatal(err)
+	}
+	by := Packet{Final: true, Real: real, Service: service, Frame: Datagram(t, a4, b4)}
+	if path, _ := x.feed(by); path != PassNew {
+		t.Errorf("by the Service: took %v", path)
+	}
+	// Where the driver does not know, it is the connection's.
+	if path, _ := x.feed(Packet{Final: true, Frame: Datagram(t, a4, b4)}); path != PassHit {
+		t.Errorf("by its name: took %v", path)
+	}
+	if path, _ := x.feed(Packet{Final: true, Real: real, Frame: Datagram(t, masq4, b4)}); path.Disposition() != DropPacket {
+		t.Errorf("straight to the backend: took %v", path)
 	}
 }
 

@@ -162,6 +162,7 @@ func TestAcrossLooksRouted(t *testing.T) {
 // What the stack has to answer it gets: packets that do not fit the destination's
 // device, and those at the end of their way.
 func TestStackAnswers(t *testing.T) {
+	t.Parallel()
 	for _, family := range []int{4, 6} {
 		r := newRig(t, Config{Strict: true, Accelerate: true})
 		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
@@ -245,6 +246,7 @@ func TestStackAnswers(t *testing.T) {
 
 // A change of policy cuts what it denies with the next packet, and only that.
 func TestPolicyChangeAcross(t *testing.T) {
+	t.Parallel()
 	for _, network := range []string{"udp", "tcp"} {
 		for _, family := range []int{4, 6} {
 			r := newRig(t, Config{Strict: true, Accelerate: true})
@@ -377,6 +379,7 @@ func TestDestinationMoves(t *testing.T) {
 
 // Between ports of a bridge packets go across as they are.
 func TestAcrossBridge(t *testing.T) {
+	t.Parallel()
 	for _, strict := range []bool{true, false} {
 		r := newRig(t, Config{Strict: strict, Accelerate: true})
 		addBridge(t, r.Node)

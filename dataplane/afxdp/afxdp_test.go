@@ -18,6 +18,7 @@ func TestProbe(t *testing.T) {
 // Alone, the backend judges every connection of a pod: from it and to it, both
 // families, TCP and UDP, with strict reverse path filtering (the lab's default).
 func TestConnectivity(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)

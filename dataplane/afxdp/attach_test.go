@@ -49,6 +49,7 @@ func allowAll(flow.Key, *dataplane.Packet) dataplane.Disposition { return datapl
 // policy; known, it is judged. Without a later hook and in front of one, which
 // would let it pass because it has not heard of the pod either.
 func TestUnknownPodsAreHeld(t *testing.T) {
+	t.Parallel()
 	for _, strict := range []bool{true, false} {
 		t.Run(fmt.Sprintf("strict=%v", strict), func(t *testing.T) {
 			r := newRig(t, Config{Strict: strict})
@@ -149,6 +150,7 @@ func TestForeignContainers(t *testing.T) {
 // A pod's packets bear its own address. Without the check they would be judged,
 // and remembered, as the other pod's.
 func TestForgedSource(t *testing.T) {
+	t.Parallel()
 	for _, allow := range []bool{false, true} {
 		r := newRig(t, Config{Strict: true, AttachConfig: AttachConfig{AllowSpoofing: allow}})
 		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")

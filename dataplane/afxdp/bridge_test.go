@@ -76,6 +76,7 @@ func addBridged(t *testing.T, node *nstest.Node, name string) *netlab.Pod {
 // for good here, with and without a later hook. What they exchange with the rest
 // of the world is judged as a routed pod's.
 func TestBridgedPods(t *testing.T) {
+	t.Parallel()
 	for _, strict := range []bool{true, false} {
 		t.Run(fmt.Sprintf("strict=%v", strict), func(t *testing.T) {
 			r := newRig(t, Config{Strict: strict})

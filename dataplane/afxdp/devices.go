@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane"
 )
 
 // device is a device that our programs are on.
@@ -92,6 +93,9 @@ func (b *Backend) refresh() error {
 	errs = append(errs, b.setNodeAddresses(b.scene.own), b.ranges.set(p.cidrs), b.ports.set(p.ports), b.pods.set(p.pods))
 	for index, d := range b.devices {
 		if _, ok := p.places[index]; !ok {
+			if b.scene.links[index] != nil { // until it has another program
+				errs = append(errs, b.gateOutput(true))
+			}
 			errs = append(errs, b.detach(index))
 			b.log.Info("device released", "device", d.name, "ifindex", index)
 		}
@@ -157,7 +161,7 @@ func (b *Backend) attach(index int, pl place) error {
 		return err
 	}
 	if b.exits[index] != nil { // it was no pod's; gate keeps watch meanwhile
-		if err := b.detachExit(index); err != nil {
+		if err := errors.Join(b.gateOutput(true), b.detachExit(index)); err != nil {
 			return err
 		}
 	}
@@ -323,6 +327,7 @@ func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 		want[a.As16()] = true
 	}
 	var errs []error
+	fresh := addresses{}
 	for a := range b.nodeAddresses {
 		if !want[a] {
 			if err := b.objects.NodeAddresses.Delete(a); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -339,7 +344,18 @@ func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 				continue
 			}
 			b.nodeAddresses[a] = true
+			fresh[a] = true
 		}
+	}
+	// Flows of that name were accepted for whoever had the address before.
+	if len(fresh) > 0 {
+		errs = append(errs, b.epoch.advance(dataplane.ChangeWithin(fresh)))
 	}
 	return errors.Join(errs...)
 }
+
+// addresses is a change that is about some addresses.
+type addresses map[flow.Addr]bool
+
+func (s addresses) Affects(k flow.Key) bool  { return s[k.Src] || s[k.Dst] }
+func (s addresses) Touches(a flow.Addr) bool { return s[a] }

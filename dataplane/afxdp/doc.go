@@ -72,6 +72,8 @@
 //     and an entry for a translated name passes only the connection it was made for.
 //   - The fast mark without the accept mark, on what is not judged yet, is no way past
 //     the programs: gate stops what would leave by a device that has none.
+//   - What is recalled of a connection when an answer comes up is no proof that there
+//     still is one: what passes by it bears no accept mark.
 //   - An address of the node is the node's only on packets that came in by no device.
 //   - Neighbour discovery passes unjudged only if no router can have sent it or
 //     will forward it. IPv4-mapped addresses in IPv6 headers, nested priority

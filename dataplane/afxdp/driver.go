@@ -52,6 +52,7 @@ type driver struct {
 	origins [dataplane.BatchSize]origin
 	names   [dataplane.BatchSize]flow.Key
 	onward  bool // what is deferred is seen again where it leaves
+	reads   bool // the connection of a packet to a pod can be read
 
 	epoch     *epoch
 	patience  int           // how often Recv yields the CPU before it sleeps
@@ -277,7 +278,13 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		case p.Disposition == dataplane.PassPacket:
 			// The kernel takes an ICMP error for a part of the connection it is
 			// about, and would have that accepted with it.
-			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), !p.Headers.IsError, !p.Headers.IsError)
+			// And what was recalled of a connection from a pod's packet may be
+			// over: the program where it leaves sees whether it is.
+			accept, fast := !p.Headers.IsError, !p.Headers.IsError
+			if p.Real.Valid() && !m.Egress {
+				accept, fast = false, d.final
+			}
+			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), accept, fast)
 			if p.Remember && nameable(p) {
 				d.remember(p, s)
 			}

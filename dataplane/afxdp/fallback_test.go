@@ -41,6 +41,7 @@ func filters(t *testing.T, ns *netlab.NS, device string) (all []netlink.Filter, 
 // By clsact filters everything is as by tcx, for routed and bridged pods, and
 // nothing is left.
 func TestClsact(t *testing.T) {
+	t.Parallel()
 	nstest.Need(t, canRun)
 	node := nstest.NewNode(t)
 	r := startRig(t, node, Config{Strict: true, AttachConfig: AttachConfig{Attach: AttachClsact}})
@@ -283,6 +284,7 @@ func TestXDPGeneric(t *testing.T) {
 // An uplink's program drops what is known to be denied, and what says it is from
 // a pod of this node, before the stack sees it; it lets in nothing else.
 func TestUplink(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []UplinkMode{UplinkNative, UplinkGeneric} {
 		t.Run(string(mode), func(t *testing.T) {
 			r := newRig(t, Config{Strict: true, AttachConfig: AttachConfig{Uplinks: []string{netlab.Uplink, "eth9"}, UplinkMode: mode}})

@@ -117,6 +117,7 @@ func TestUpdateCutsDeniedConnection(t *testing.T) {
 
 // A forgotten flow whose next packet is a reply comes up as one.
 func TestStaleReply(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)

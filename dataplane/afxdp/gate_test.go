@@ -14,15 +14,15 @@ import (
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
 
-// gates is in how many forward and input hooks gate is.
-func (r *rig) gates(t testing.TB) (forward, input int) {
+// gates is in how many postrouting and input hooks gate is.
+func (r *rig) gates(t testing.TB) (output, input int) {
 	t.Helper()
 	err := r.backend.thread.do(func() error {
 		for _, h := range gateHooks {
 			switch {
 			case r.backend.gates[h.pin] == nil:
-			case h.hook == link.NetfilterInetForward:
-				forward++
+			case h.hook == link.NetfilterInetPostRouting:
+				output++
 			default:
 				input++
 			}
@@ -32,21 +32,22 @@ func (r *rig) gates(t testing.TB) (forward, input int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return forward, input
+	return output, input
 }
 
 // What is forwarded passes gate only while it may leave by a device without a program:
 // here one without Ethernet headers that appears and goes. What a pod sends to a
 // Service that leads there is judged by its backend.
 func TestGateIsWhereItIsNeeded(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a := r.AddPod(t, "a")
 	r.know(t, a)
 	expect := func(when string, want int) {
 		t.Helper()
 		nstest.Eventually(t, when, func() bool {
-			forward, input := r.gates(t)
-			return forward == want && input == 2
+			output, input := r.gates(t)
+			return output == want && input == 2
 		})
 	}
 	expect("no gate for what is forwarded while every device has a program", 0)

@@ -26,6 +26,7 @@ func deferEverything(flow.Key, *dataplane.Packet) dataplane.Disposition {
 // In front of a later hook, what is deferred goes on without the accept mark,
 // and the kernel leaves the rest of the flow, both ways, to that hook.
 func TestDeferredFlows(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{})
 	r.policy(deferEverything)
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
@@ -137,6 +138,7 @@ func TestForgedMark(t *testing.T) {
 // under the pod's, when DNAT has led it to one: with and without a later hook
 // that was told to trust the mark.
 func TestDNATIsJudgedUnderItsRealName(t *testing.T) {
+	t.Parallel()
 	for _, strict := range []bool{true, false} {
 		r := newRig(t, Config{Strict: strict})
 		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
@@ -173,6 +175,7 @@ func TestDNATIsJudgedUnderItsRealName(t *testing.T) {
 // What the kernel side cannot parse: fragments are dropped where nobody else can
 // judge them and left alone elsewhere; a header it does not follow goes up.
 func TestUnparsable(t *testing.T) {
+	t.Parallel()
 	for _, strict := range []bool{true, false} {
 		r := newRig(t, Config{Strict: strict})
 		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
@@ -304,6 +307,7 @@ func checksum(b []byte) uint16 {
 
 // An IPv6 node finds a pod by neighbour discovery whatever the policy says.
 func TestNeighbourDiscoveryPasses(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a := r.AddPod(t, "a")
 	s := nstest.Echo(t, a.NS, "udp", a.Addr6, openPort)
@@ -406,6 +410,7 @@ func forgetNeighbour(t *testing.T, ns *netlab.NS, dev string, a netip.Addr) {
 // What does not fit an upcall: dropped if nobody else can judge it, left alone
 // otherwise. A flow that is known does not need to fit.
 func TestOversizePackets(t *testing.T) {
+	t.Parallel()
 	for _, strict := range []bool{true, false} {
 		lab, err := netlab.NewNode(netlab.NodeConfig{MTU: 9000})
 		if err != nil {

@@ -192,6 +192,7 @@ func TestDevicePatterns(t *testing.T) {
 
 // Another agent's program on the device keeps its place and sees each packet.
 func TestOtherProgramsStay(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	l, err := r.NS.Link(a.HostDevice)
@@ -314,6 +315,7 @@ func TestUpcallPairRemoved(t *testing.T) {
 // An end of the upcall pair that other software takes down comes up again, and
 // packets are judged as before.
 func TestUpcallPairDown(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)

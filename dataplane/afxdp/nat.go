@@ -16,8 +16,9 @@ import (
 // natState is what the backend has for packets whose addresses are translated:
 // bpf/nat.h has the picture. Namespace thread only.
 type natState struct {
-	onward bool // gate is in force
-	gates  map[string]link.Link    // the hooks it is in, by their pins' names
+	reads  bool                   // the connection of a packet can be read on its way out
+	onward bool                   // gate is in force
+	gates  map[string]link.Link   // the hooks it is in, by their pins' names
 	exits  map[int]*device        // devices that are no pod's, with pod_exit; nil: it could not be put there
 	told   map[int]bool           // devices whose failure is logged
 	listed *mirror[uint32, uint8] // map exits
@@ -44,7 +45,7 @@ func (b *Backend) loadNAT(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) 
 	}
 	why := try()
 	if why == nil {
-		b.onward = b.config.Strict
+		b.reads, b.onward = true, b.config.Strict
 		return nil
 	}
 	spec, err := withNAT(spec, false, b.config.Strict)
@@ -105,9 +106,9 @@ var gateHooks = []struct {
 	family link.NetfilterProtocolFamily
 	hook   link.NetfilterInetHook
 }{
-	{pinGate + "4-forward", link.NetfilterProtoIPv4, link.NetfilterInetForward},
+	{pinGate + "4-output", link.NetfilterProtoIPv4, link.NetfilterInetPostRouting},
 	{pinGate + "4-input", link.NetfilterProtoIPv4, link.NetfilterInetLocalIn},
-	{pinGate + "6-forward", link.NetfilterProtoIPv6, link.NetfilterInetForward},
+	{pinGate + "6-output", link.NetfilterProtoIPv6, link.NetfilterInetPostRouting},
 	{pinGate + "6-input", link.NetfilterProtoIPv6, link.NetfilterInetLocalIn},
 }
 
@@ -175,10 +176,10 @@ func (b *Backend) putGate(pin string, family link.NetfilterProtocolFamily, hook 
 	return b.pins.keep(pin, ln)
 }
 
-// gateForward puts gate into the forward hooks or takes it out of them. All that is
+// gateOutput puts gate into the postrouting hooks or takes it out of them. All that is
 // forwarded would pass it, at a few percent of what forwarding costs, so it is there
 // only while something can leave by a device without a program of ours.
-func (b *Backend) gateForward(wanted bool) error {
+func (b *Backend) gateOutput(wanted bool) error {
 	if !b.onward || b.gates == nil {
 		return nil
 	}
@@ -186,7 +187,7 @@ func (b *Backend) gateForward(wanted bool) error {
 	for _, h := range gateHooks {
 		ln := b.gates[h.pin]
 		switch {
-		case h.hook != link.NetfilterInetForward || wanted == (ln != nil):
+		case h.hook != link.NetfilterInetPostRouting || wanted == (ln != nil):
 		case wanted:
 			errs = append(errs, b.putGate(h.pin, h.family, h.hook))
 		default:
@@ -202,7 +203,7 @@ func (b *Backend) gateForward(wanted bool) error {
 func (b *Backend) closeGate(keep bool) error {
 	var errs []error
 	if keep {
-		errs = append(errs, b.gateForward(true))
+		errs = append(errs, b.gateOutput(true))
 	}
 	for pin, ln := range b.gates {
 		if !keep {
@@ -228,13 +229,13 @@ func (b *Backend) gateEarly(l netlink.Link) error {
 	if !b.bare(l) {
 		return nil
 	}
-	return b.gateForward(true)
+	return b.gateOutput(true)
 }
 
 // setExit says whether what leaves by a device is looked at there.
 func (b *Backend) setExit(index int, looked bool) error {
 	switch {
-	case !b.onward:
+	case b.listed == nil: // no program asks
 		return nil
 	case looked:
 		return b.listed.put(uint32(index), 1)
@@ -246,12 +247,15 @@ func (b *Backend) setExit(index int, looked bool) error {
 // that cannot have it is left to gate: the first packet of a connection to a Service
 // that leads there is lost.
 func (b *Backend) refreshExits(s *scene) error {
-	if !b.onward {
+	if b.listed == nil {
 		return nil
 	}
 	var errs []error
 	for index, d := range b.exits {
 		if l := s.links[index]; l == nil || l.Attrs().Name != d.name {
+			if l != nil {
+				errs = append(errs, b.gateOutput(true))
+			}
 			errs = append(errs, b.detachExit(index))
 		}
 	}
@@ -276,19 +280,21 @@ func (b *Backend) refreshExits(s *scene) error {
 			errs = append(errs, b.setExit(index, !bare[index]))
 		}
 	}
-	for index := range b.listed.known { // of an earlier run
-		if s.links[int(index)] == nil {
+	// An earlier run may have had programs where this one has none.
+	for index := range b.listed.known {
+		l := s.links[int(index)]
+		if l == nil || b.devices[int(index)] == nil && b.exits[int(index)] == nil && l.Type() != "bridge" {
 			errs = append(errs, b.setExit(int(index), false))
 		}
 	}
-	return errors.Join(append(errs, b.gateForward(any))...)
+	return errors.Join(append(errs, b.gateOutput(any))...)
 }
 
 // isExit reports whether pod_exit can look at what leaves by a device. It reads
 // Ethernet; and a bridge is looked at by its ports.
 func (b *Backend) isExit(l netlink.Link) bool {
 	a := l.Attrs()
-	return b.mode == AttachTCX && a.EncapType == "ether" && l.Type() != "bridge" && a.Name != UpcallStack && a.Name != UpcallSocket &&
+	return b.onward && b.mode == AttachTCX && a.EncapType == "ether" && l.Type() != "bridge" && a.Name != UpcallStack && a.Name != UpcallSocket &&
 		!b.config.excluded(a.Name)
 }
 

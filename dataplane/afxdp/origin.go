@@ -111,8 +111,9 @@ func (d *driver) remember(p *dataplane.Packet, s flowState) {
 		if back != p.Reply {
 			s.Flags = flowBack
 		}
-		// Any client may use the host's address if it does not matter who it is.
-		if !p.Masked && (d.IsHost(real.Src) || d.IsHost(real.Dst)) {
+		// Any client may use the host's address if it does not matter who it is,
+		// and cannot be known.
+		if !(p.Masked && !d.reads) && (d.IsHost(real.Src) || d.IsHost(real.Dst)) {
 			s.Flags |= flowHost
 		}
 		d.flows.add(&k, &s)

@@ -27,6 +27,7 @@ func (r *rig) stop(t testing.TB) {
 // While no daemon runs, accepted connections go on and nothing else passes; the
 // next one takes over without a gap, and cuts nothing either.
 func TestPinsOutliveTheBackend(t *testing.T) {
+	t.Parallel()
 	nstest.Need(t, canRun)
 	node := nstest.NewNode(t)
 	a, b := node.AddPod(t, "a"), node.AddPod(t, "b")

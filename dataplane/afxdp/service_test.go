@@ -21,9 +21,11 @@ import (
 // the pod's own device (hairpin), another pod's, a device that leaves the node. What
 // the policy of the client says about the Service's address does not matter.
 func TestServiceIsJudgedByItsBackend(t *testing.T) {
+	t.Parallel()
 	for _, bridged := range []bool{false, true} {
 		for _, family := range []int{4, 6} {
 			t.Run(fmt.Sprintf("bridge %v, IPv%d", bridged, family), func(t *testing.T) {
+				t.Parallel()
 				r := newRig(t, Config{Strict: true})
 				if !r.backend.onward {
 					t.Fatal("no gate")
@@ -68,7 +70,7 @@ func TestServiceIsJudgedByItsBackend(t *testing.T) {
 								for range 5 {
 									exchange(t, c)
 								}
-								up := r.connections()
+								up := r.about(c)
 								if len(up) != 2 || up[0].key.Dst != flow.AddrFrom(at.Addr()) || up[1].key.Dst != flow.AddrFrom(end.addr) || up[1].key.Src != flow.AddrFrom(a.Addr(family)) {
 									t.Errorf("%s, %s: came up %v, want the packet by the Service's name and by the backend's", name, network, up)
 								}
@@ -95,6 +97,7 @@ func TestServiceIsJudgedByItsBackend(t *testing.T) {
 // A backend that is the node itself, or behind a device that has no program: gate
 // stops the first packet, and the next one is judged by what gate saw.
 func TestServiceBehindTheGate(t *testing.T) {
+	t.Parallel()
 	for _, family := range []int{4, 6} {
 		r := newRig(t, Config{Strict: true, AttachConfig: AttachConfig{Exclude: []string{netlab.Uplink}}})
 		a := r.AddPod(t, "a")
@@ -157,6 +160,7 @@ func TestServiceBehindTheGate(t *testing.T) {
 // A SYN opens a connection and is judged, whatever is known of one with the same name
 // before it.
 func TestServiceIsJudgedAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.know(t, a, b)
@@ -185,6 +189,7 @@ func TestServiceIsJudgedAgain(t *testing.T) {
 
 // Who is refused behind a translation hears it from where the connection was opened to.
 func TestRejectBehindTranslation(t *testing.T) {
+	t.Parallel()
 	for _, bridged := range []bool{false, true} {
 		r := newRig(t, Config{Strict: true})
 		add := r.AddPod
@@ -224,6 +229,7 @@ func TestRejectBehindTranslation(t *testing.T) {
 
 // A Service's address that the node has itself leads nowhere else.
 func TestServiceOfTheNodeItself(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a := r.AddPod(t, "a")
 	if err := r.NS.Addr("lo", netip.PrefixFrom(vip(4), 32)); err != nil {
@@ -246,6 +252,7 @@ func TestServiceOfTheNodeItself(t *testing.T) {
 // An ICMP error about a translated connection is that connection's, whichever side of
 // the translation it quotes.
 func TestErrorsOfTranslatedConnections(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Strict: true})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.know(t, a, b)
@@ -291,6 +298,7 @@ func TestErrorsOfTranslatedConnections(t *testing.T) {
 // A Service that leads the same five numbers to another backend later: what was
 // accepted for the first is not the second's.
 func TestServiceLeadsElsewhere(t *testing.T) {
+	t.Parallel()
 	for _, exclude := range [][]string{nil, {netlab.Uplink}} {
 		r := newRig(t, Config{Strict: true, AttachConfig: AttachConfig{Exclude: exclude}})
 		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
@@ -332,6 +340,7 @@ func TestServiceLeadsElsewhere(t *testing.T) {
 // A pod's connection to its own Service never leaves its bridge, where a later hook
 // would see it, and comes back with the bridge's address: it is the pod's own.
 func TestBridgedHairpin(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{})
 	addBridge(t, r.Node)
 	bridgeFilter(t, r.NS)

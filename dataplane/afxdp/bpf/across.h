@@ -69,7 +69,7 @@ extern void *bpf_cast_to_kern_ctx(void *skb) SEC(".ksyms") WEAK; // Linux 6.2
 
 // tracked reports whether connection tracking knows the packet's connection, or
 // may.
-INLINE int tracked(struct skb *skb)
+INLINE int tracked(struct __sk_buff *skb)
 {
 	enum { CT_INFO = 7, CT_UNTRACKED = 7 };
 	if (!bpf_cast_to_kern_ctx)
@@ -108,11 +108,11 @@ INLINE int same_mac(const __u8 *a, const __u8 *b)
 }
 
 // learn notes the way of a packet that is about to leave to a pod.
-INLINE void learn(struct skb *skb, struct slot *s, __u32 place, __u32 marked)
+NOINLINE void learn(struct __sk_buff *skb, struct slot *s, __u32 place, __u32 marked)
 {
 	__u32 zero = 0, *e;
 	// Was it the last one that came in, under this very tuple, from a pod?
-	if (s->way != WAY_UNKNOWN || !marked || !s->ifindex || s->ifindex != skb->ingress_ifindex ||
+	if (!marked || !s->ifindex || s->ifindex != skb->ingress_ifindex ||
 	    !(e = map_lookup(&entered, &zero)) || *e != place + 1)
 		return;
 	__u32 from = s->ifindex, to = skb->ifindex, mtu = 0;
@@ -150,7 +150,7 @@ INLINE void learn(struct skb *skb, struct slot *s, __u32 place, __u32 marked)
 }
 
 // across sends a packet of the slot's flow its way. 0: it must take the stack's.
-INLINE int across(struct skb *skb, struct slot *s, __u32 place, __u32 mark)
+INLINE int across(struct __sk_buff *skb, struct slot *s, __u32 place, __u32 mark)
 {
 	if (s->way != WAY_KNOWN)
 		return 0;

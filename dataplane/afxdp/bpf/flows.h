@@ -62,6 +62,13 @@ INLINE void touch(struct flow *f, __u64 now)
 		f->last = now;
 }
 
+// close_flow notes that a FIN or RST was seen.
+INLINE void close_flow(struct flow *f)
+{
+	if (!(f->flags & FLOW_CLOSING))
+		f->flags |= FLOW_CLOSING;
+}
+
 // current reports whether no change of policy since f was judged was about it.
 // Then it is as good as judged by the policy in force, now, which was read before
 // the flow was looked up: a change that has begun meanwhile is a later one.

@@ -50,7 +50,7 @@ struct {
 
 // plain reads the tuple of a packet that parse would call a KEY without a second
 // look, and that neither opens nor closes a connection.
-INLINE int plain(struct skb *skb, __u64 *tuple)
+INLINE int plain(struct __sk_buff *skb, __u64 *tuple)
 {
 	const __u8 *data = (const __u8 *)(unsigned long)skb->data;
 	const __u8 *end = (const __u8 *)(unsigned long)skb->data_end;
@@ -129,7 +129,7 @@ INLINE int fresh(const struct slot *s, __u64 policy)
 
 // in_front returns the slot by which a packet passes, and its place, or 0. ifindex
 // is the device it came from; towards a pod, 0: a flow needs no guard there.
-INLINE struct slot *in_front(struct skb *skb, __u32 ifindex, __u64 policy, __u32 *place)
+INLINE struct slot *in_front(struct __sk_buff *skb, __u32 ifindex, __u64 policy, __u32 *place)
 {
 	__u64 tuple[TUPLE];
 	if (!plain(skb, tuple))
@@ -152,7 +152,7 @@ INLINE struct slot *in_front(struct skb *skb, __u32 ifindex, __u64 policy, __u32
 // given policy, and that the guard let in from ifindex. It returns the slot, whose
 // way is still what it was before if it was the same flow's, under the same
 // policy and from the same device, and 0 otherwise.
-INLINE struct slot *to_front(struct skb *skb, __u32 ifindex, __u64 policy, __u32 *place)
+NOINLINE struct slot *to_front(struct __sk_buff *skb, __u32 ifindex, __u64 policy, __u32 *place)
 {
 	__u64 tuple[TUPLE];
 	if (!plain(skb, tuple))

@@ -17,6 +17,12 @@ _Static_assert(sizeof(__u64) == 8 && sizeof(void *) == 8, "BPF is a 64-bit machi
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline))
+/*
+ * A function that the verifier looks at once, by itself, and not again wherever it is
+ * called with all that is known there. What it is given may be anything: pointers may
+ * be null.
+ */
+#define APART __attribute__((noinline))
 #define WEAK __attribute__((weak))
 #define barrier() __asm__ volatile("" ::: "memory")
 
@@ -53,7 +59,7 @@ enum {
 };
 
 /* struct __sk_buff */
-struct skb {
+struct __sk_buff {
 	__u32 len, pkt_type, mark, queue_mapping, protocol;
 	__u32 vlan_present, vlan_tci, vlan_proto, priority;
 	__u32 ingress_ifindex, ifindex, tc_index, cb[5], hash, tc_classid;
@@ -66,10 +72,10 @@ struct skb {
 	__u64 sk;
 	__u32 gso_size;
 };
-_Static_assert(__builtin_offsetof(struct skb, mark) == 8, "mark");
-_Static_assert(__builtin_offsetof(struct skb, ifindex) == 40, "ifindex");
-_Static_assert(__builtin_offsetof(struct skb, gso_segs) == 164, "gso_segs");
-_Static_assert(__builtin_offsetof(struct skb, gso_size) == 176, "gso_size");
+_Static_assert(__builtin_offsetof(struct __sk_buff, mark) == 8, "mark");
+_Static_assert(__builtin_offsetof(struct __sk_buff, ifindex) == 40, "ifindex");
+_Static_assert(__builtin_offsetof(struct __sk_buff, gso_segs) == 164, "gso_segs");
+_Static_assert(__builtin_offsetof(struct __sk_buff, gso_size) == 176, "gso_size");
 
 struct xdp_md {
 	__u32 data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex;
@@ -80,19 +86,19 @@ static long (*const map_update)(void *map, const void *key, const void *value, _
 static long (*const map_delete)(void *map, const void *key) = (void *)3;
 static __u64 (*const ktime)(void) = (void *)5; /* CLOCK_MONOTONIC */
 static __u32 (*const get_smp_processor_id)(void) = (void *)8;
-static long (*const skb_store_bytes)(struct skb *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
+static long (*const skb_store_bytes)(struct __sk_buff *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*const redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*const skb_load_bytes)(const void *skb, __u32 off, void *to, __u32 len) = (void *)26;
-static long (*const skb_change_type)(struct skb *skb, __u32 type) = (void *)32;
-static long (*const skb_change_tail)(struct skb *skb, __u32 len, __u64 flags) = (void *)38;
-static long (*const skb_pull_data)(struct skb *skb, __u32 len) = (void *)39;
-static long (*const skb_change_head)(struct skb *skb, __u32 len, __u64 flags) = (void *)43;
+static long (*const skb_change_type)(struct __sk_buff *skb, __u32 type) = (void *)32;
+static long (*const skb_change_tail)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)38;
+static long (*const skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void *)39;
+static long (*const skb_change_head)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)43;
 static long (*const redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 static long (*const read_kernel)(void *to, __u32 size, const void *from) = (void *)113; /* Linux 5.5 */
 static __u64 (*const jiffies64)(void) = (void *)118; /* Linux 5.6 */
 static long (*const redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155; /* Linux 5.10 */
 static __u64 (*const ktime_coarse)(void) = (void *)160; /* CLOCK_MONOTONIC_COARSE, Linux 5.11 */
-static long (*const check_mtu)(struct skb *skb, __u32 ifindex, __u32 *mtu, __s32 diff, __u64 flags) = (void *)163; /* Linux 5.12 */
+static long (*const check_mtu)(struct __sk_buff *skb, __u32 ifindex, __u32 *mtu, __s32 diff, __u64 flags) = (void *)163; /* Linux 5.12 */
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "only little-endian machines are supported"

@@ -24,7 +24,7 @@
  * opened with, and "origins" must name the backend it has now.
  *
  * Who is next? Another pod's device, or a device out of which traffic leaves the
- * node (pod_exit). Whatever goes elsewhere, to the node itself or by a device
+ * node (pod_exit), as map exits has them. Whatever goes elsewhere, to the node itself or by a device
  * without a program, passes gate, in the stack's own hooks, which can drop but
  * not ask: it notes whom the packet was for, and the sender's next packet is
  * judged with that at the pod's device.
@@ -90,7 +90,7 @@ struct bpf_nf_ctx {
 };
 
 enum { NF_DROP = 0, NF_ACCEPT = 1 };
-enum { NF_INET_LOCAL_IN = 1, NF_INET_FORWARD = 2 }; /* enum nf_inet_hooks */
+enum { NF_INET_LOCAL_IN = 1, NF_INET_POST_ROUTING = 4 }; /* enum nf_inet_hooks */
 enum { AF_INET = 2 };
 
 enum { /* enum ip_conntrack_info, the low bits of skb->_nfct */
@@ -187,14 +187,24 @@ INLINE int read_connection(const struct sk_buff *k, struct origin *o, int all)
 	return 1;
 }
 
-/* opened is the name of the connection as it was opened. */
-INLINE void opened(const struct origin *o, struct flow_key *key)
+/* connection is read_connection for the programs on devices. */
+APART int connection(struct __sk_buff *skb, struct origin *o, int all)
 {
-	struct packet p = {.sport = o->client_port, .dport = o->service_port, .proto = o->proto};
-	__builtin_memcpy(&p.src, o->client, sizeof(p.src));
-	__builtin_memcpy(&p.dst, o->service, sizeof(p.dst));
-	name(&p, o->proto == ICMP || o->proto == ICMPV6 ? 0 : above(&p));
-	*key = p.key;
+	return o ? read_connection(bpf_cast_to_kern_ctx(skb), o, all) : 0;
+}
+
+/* opened is the name of the connection as it was opened. */
+INLINE void opened(const struct origin *o, struct flow_key *k)
+{
+	int back = o->proto != ICMP && o->proto != ICMPV6 && above(o->client, o->service, o->client_port, o->service_port);
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		k->a[i] = back ? o->service[i] : o->client[i];
+		k->b[i] = back ? o->client[i] : o->service[i];
+	}
+	k->aport = back ? o->service_port : o->client_port;
+	k->bport = back ? o->client_port : o->service_port;
+	k->proto = o->proto;
 }
 
 INLINE int same_backend(const struct origin *a, const struct origin *b)
@@ -208,9 +218,9 @@ INLINE int same_backend(const struct origin *a, const struct origin *b)
  * about where its destination leads now: the same five numbers, opened again, may
  * be led elsewhere, or nowhere else.
  */
-INLINE struct flow *accepted_as(const struct origin *o, __u64 policy, __u64 now)
+INLINE struct flow *accepted_as(struct origin *o, __u64 policy, __u64 now)
 {
-	struct flow_key key;
+	struct flow_key key = {};
 	opened(o, &key);
 	struct flow *f = map_lookup(&flows, &key);
 	if (!f || expired(f, o->proto, now) || !current(f, policy))
@@ -229,24 +239,34 @@ INLINE struct flow *accepted_as(const struct origin *o, __u64 policy, __u64 now)
  * it goes, or if the name has an address of the node and somebody else's packet
  * bears it.
  */
-INLINE int open_faced(struct skb *skb, const struct flow *f, int unjudged)
+INLINE int open_faced(struct __sk_buff *skb, const struct flow *f, int unjudged)
 {
 	return !(f->flags & FLOW_VEILED) && !unjudged && (!(f->flags & FLOW_HOST) || skb->ingress_ifindex == 0);
 }
 
 /*
- * behind looks behind the addresses of a packet on its way out: it returns the entry
- * that lets it pass, or 0, and fills o for userspace. opens says that the packet is
- * to be judged whatever is known.
+ * behind looks behind the addresses of a packet on its way out: it reports whether the
+ * packet passes, as one of an accepted connection, and fills o for userspace. opens
+ * says that it is to be judged whatever is known.
  */
-INLINE struct flow *behind(struct skb *skb, const struct packet *p, int opens, __u64 policy, __u64 now, struct origin *o)
+APART int behind(struct __sk_buff *skb, struct packet *p, struct origin *o, int opens, __u64 now)
 {
+	if (!p || !o)
+		return 0;
 	if (nat)
 		read_connection(bpf_cast_to_kern_ctx(skb), o, 0);
 	/* An address of the node is the node itself's, or masquerading's. */
 	if (map_lookup(&node_addresses, &p->src))
 		o->flags |= skb->ingress_ifindex == 0 ? ORIGIN_HOST : o->flags & ORIGIN_NAT ? 0 : ORIGIN_MASKED;
-	return !opens && o->flags & ORIGIN_NAT ? accepted_as(o, policy, now) : 0;
+	if (opens || !(o->flags & ORIGIN_NAT))
+		return 0;
+	struct flow *f = accepted_as(o, generation, now);
+	if (!f)
+		return 0;
+	touch(f, now);
+	if (p->closes)
+		close_flow(f);
+	return 1;
 }
 
 /*
@@ -272,24 +292,35 @@ INLINE void recall(const struct packet *p, struct origin *o)
 }
 
 /*
- * gate is in the forward and the input hook of the stack, behind all others. What a
- * pod sent and nobody has judged by where it goes must not go where no program of
+ * said_all says that a packet has its real ends where it comes from: nobody has
+ * changed whom it goes to on the way. o knows of translated connections only.
+ */
+INLINE int said_all(const struct origin *o)
+{
+	return !(o->flags & (ORIGIN_DNAT | ORIGIN_REPLY));
+}
+
+/*
+ * gate is in the last hooks of the stack, of what leaves by a device and of what is
+ * for the node, behind all others. What a pod sent and nobody has judged by where it goes must not go where no program of
  * ours looks.
  */
 SEC("netfilter") int gate(struct bpf_nf_ctx *ctx)
 {
 	struct sk_buff *k = ctx->skb;
 	__u32 mark = k->mark;
-	if (!(mark & mark_fast))
+	/* Packets of the node's own have no pod's marks, and some have none at all: to
+	 * group membership reports the kernel gives the field another meaning. */
+	if (!(mark & mark_fast) || !k->skb_iif)
 		return NF_ACCEPT;
-	if (ctx->state->hook == NF_INET_FORWARD) {
+	if (ctx->state->hook == NF_INET_POST_ROUTING) {
 		__u32 out = ctx->state->out->ifindex;
 		if (map_lookup(&exits, &out))
 			return NF_ACCEPT;
 	}
 	struct origin o = {};
 	int tracked = read_connection(k, &o, !(mark & mark_accept));
-	if (mark & mark_accept && !(o.flags & ORIGIN_DNAT))
+	if (mark & mark_accept && said_all(&o))
 		return NF_ACCEPT; /* judged as what it is */
 	if (tracked) {
 		__u64 now = ktime(); /* these programs have no other clock */
@@ -299,7 +330,7 @@ SEC("netfilter") int gate(struct bpf_nf_ctx *ctx)
 			return NF_ACCEPT;
 		}
 		if (!(o.flags & ORIGIN_REPLY)) {
-			struct flow_key key;
+			struct flow_key key = {};
 			opened(&o, &key);
 			map_update(&sights, &key, &o, BPF_ANY);
 			/* Or the next packet would come here like this one. */

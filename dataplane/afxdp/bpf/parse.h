@@ -55,7 +55,7 @@ INLINE enum parsed neighbour_discovery(const struct ipv6 *ip, __u8 type, __u8 co
 
 // Multicast listener reports (RFC 2710, RFC 3810) carry a hop-by-hop router
 // alert; to a link-local group they never leave the link.
-INLINE int multicast_listener(struct skb *skb, const struct ipv6 *ip)
+INLINE int multicast_listener(struct __sk_buff *skb, const struct ipv6 *ip)
 {
 	__u8 b[9]; // 8 bytes of hop-by-hop header, then the ICMPv6 type
 	if ((ip->dst[0] & htonl(0xffff0000)) != htonl(0xff020000))
@@ -70,13 +70,14 @@ INLINE int mapped(const __u32 *a)
 	return a[0] == 0 && a[1] == 0 && a[2] == htonl(0xffff);
 }
 
-INLINE int above(const struct packet *p)
+// above orders the ends of a flow: see struct flow_key.
+INLINE int above(const __u32 *src, const __u32 *dst, __u16 sport, __u16 dport)
 {
 #pragma unroll
 	for (int i = 3; i >= 0; i--)
-		if (p->src.words[i] != p->dst.words[i])
-			return p->src.words[i] > p->dst.words[i];
-	return p->sport > p->dport;
+		if (src[i] != dst[i])
+			return src[i] > dst[i];
+	return sport > dport;
 }
 
 // name fills p->key from the rest of p: see struct flow_key.
@@ -99,8 +100,10 @@ enum { HEADERS = ETHER + IPV6 + 20 }; // what parse looks at, at most
 
 // parse fills p. Everything a verdict could depend on and this parser does not
 // understand is ASK or OPAQUE, never KEY.
-INLINE enum parsed parse(struct skb *skb, struct packet *p, int egress)
+APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
 {
+	if (!p)
+		return OPAQUE;
 	__u32 room; // bytes the packet says it has from the transport header on
 	__u16 protocol = ntohs(skb->protocol);
 
@@ -216,7 +219,7 @@ INLINE enum parsed parse(struct skb *skb, struct packet *p, int egress)
 	case IGMP:
 		return ASK;
 	} // others have no ports, as in package flow
-	return name(p, above(p));
+	return name(p, above(p->src.words, p->dst.words, p->sport, p->dport));
 }
 
 #endif

@@ -22,7 +22,7 @@ volatile const __u8 strict = 0; // no later hook judges what we leave alone
 
 // addresses fills in both addresses of a packet that parse did not get through.
 // It reports whether the packet is IP at all.
-INLINE int addresses(struct skb *skb, struct packet *p)
+INLINE int addresses(struct __sk_buff *skb, struct packet *p)
 {
 	__u16 protocol = ntohs(skb->protocol);
 	if (protocol == ETH_IPV4) {
@@ -38,8 +38,10 @@ INLINE int addresses(struct skb *skb, struct packet *p)
 
 // guarded is what the guard (guard.h) says about a packet, and counts it if that
 // settles the matter: TCX_NEXT and TCX_DROP do, 0 means go on.
-INLINE int guarded(struct skb *skb, struct guard *g, struct packet *p, enum parsed parsed, int egress)
+APART int guarded(struct __sk_buff *skb, struct guard *g, struct packet *p, int parsed, int egress)
 {
+	if (!g || !p)
+		return 0;
 	if (parsed != KEY && !addresses(skb, p)) {
 		if (g->flags & GUARD_POD)
 			return 0;
@@ -69,7 +71,7 @@ INLINE int guarded(struct skb *skb, struct guard *g, struct packet *p, enum pars
 // bridged reports whether a packet stays on the bridge of its port, where the
 // forward hook never sees it: from a pod when it is not for the bridge itself, to
 // a pod when it came in by another port.
-INLINE int bridged(struct skb *skb, const struct guard *g, int egress)
+INLINE int bridged(struct __sk_buff *skb, const struct guard *g, int egress)
 {
 	if (!g || !g->bridge)
 		return 0;
@@ -89,7 +91,7 @@ INLINE int bridged(struct skb *skb, const struct guard *g, int egress)
 // forged_neighbour reports whether a pod on a bridge speaks for somebody else in
 // ARP or neighbour discovery, which would lead the other's packets to it, or as a
 // router, which no pod is.
-INLINE int forged_neighbour(struct skb *skb, const struct guard *g)
+INLINE int forged_neighbour(struct __sk_buff *skb, const struct guard *g)
 {
 	if (!g->bridge || !(g->flags & GUARD_BOUND))
 		return 0;
@@ -129,7 +131,7 @@ INLINE int unjudged(__u32 mark, int egress)
 }
 
 // pass lets a packet go that belongs to an accepted flow, with its slot or 0.
-INLINE int pass(struct skb *skb, struct slot *s, __u32 place, int egress, __u32 mark)
+INLINE int pass(struct __sk_buff *skb, struct slot *s, __u32 place, int egress, __u32 mark)
 {
 	if (!egress) {
 		int action = accelerate && s ? across(skb, s, place, mark) : 0;
@@ -141,7 +143,7 @@ INLINE int pass(struct skb *skb, struct slot *s, __u32 place, int egress, __u32 
 		// To a later hook mark_accept would say: and the rest of the connection
 		// with it. What only passes accepts none once more.
 		skb->mark = strict ? mark | mark_accept | mark_fast : (mark & ~mark_accept) | mark_fast;
-	} else if (accelerate && s) {
+	} else if (accelerate && s && s->way == WAY_UNKNOWN) {
 		learn(skb, s, place, mark & mark_fast);
 	}
 	add(COUNT_HIT, 1);
@@ -149,7 +151,7 @@ INLINE int pass(struct skb *skb, struct slot *s, __u32 place, int egress, __u32 
 }
 
 // judge has time: what is usual has passed already (usual).
-INLINE int judge(struct skb *skb, int egress)
+INLINE int judge(struct __sk_buff *skb, int egress)
 {
 	__u32 mark = skb->mark, ifindex = skb->ifindex;
 
@@ -179,7 +181,7 @@ INLINE int judge(struct skb *skb, int egress)
 
 	struct origin o = {};
 	struct packet p = {.headers = 200};
-	enum parsed parsed = parse(skb, &p, egress);
+	int parsed = parse(skb, &p, egress);
 	__u64 policy = generation; // read before any flow: see current
 	__u64 now = ktime_coarse();
 	struct flow *f = 0;
@@ -200,7 +202,11 @@ INLINE int judge(struct skb *skb, int egress)
 		goto accept;
 
 	struct guard *g = map_lookup(&guards, &ifindex);
-	int inside = (egress || !known) && bridged(skb, g, egress);
+	int inside = (egress || !known || f->flags & FLOW_VEILED) && bridged(skb, g, egress);
+	// What is left to the device it leaves by is not left to one that nobody watches.
+	int watched = inside && !egress && map_lookup(&exits, &g->bridge);
+	if (inside && !egress && !watched)
+		known = 0;
 	if (inside) { // nobody has judged it and nobody will
 		judged = egress && (mark & (mark_accept | mark_fast)) == mark_accept; // our own answer
 		final = 1;
@@ -219,23 +225,27 @@ INLINE int judge(struct skb *skb, int egress)
 		add(COUNT_EXEMPT, 1);
 		return TCX_NEXT;
 	}
-	if (g && (settled = guarded(skb, g, &p, parsed, egress)))
+	if (g && (settled = guarded(skb, g, &p, parsed, egress)) != 0)
 		return settled;
 	if (known && !egress)
 		goto accept;
 	if (egress && !judged) {
-		struct flow *b = behind(skb, &p, parsed != KEY || p.syn, policy, now, &o);
-		if (b) {
-			f = b;
-			goto accept;
+		if (behind(skb, &p, &o, parsed != KEY || p.syn, now)) {
+			add(COUNT_HIT, 1);
+			return TCX_NEXT;
 		}
+		// Something without a connection bears the node's address on its way
+		// out of the node: one of a pod's packets is in it, or was.
+		if (!g && o.flags & ORIGIN_MASKED)
+			return leave(1);
 	}
 	if (parsed == OPAQUE)
 		return leave(final && !judged);
+	__u32 about = (egress ? UP_EGRESS : 0) | (final ? UP_FINAL : 0) | (inside ? UP_BRIDGED : 0);
 	if (parsed == ASK) {
 		if (judged || !final)
 			return leave(0);
-		return upcall(skb, &p, &o, egress, 0, final, inside, now);
+		return upcall(skb, &p, &o, about, now);
 	}
 	if (judged) {
 		if (!strict && (!f || expired(f, p.proto, now)))
@@ -247,7 +257,7 @@ INLINE int judge(struct skb *skb, int egress)
 	// straight, and its connection the later hook has judged.
 	// Alone, a Service's packets are left to the program where they leave (nat.h).
 	int onward = nat && strict && !egress && !inside;
-	if (!final || onward || (inside && !strict && !p.syn)) {
+	if (!final || onward || (watched && !strict && !p.syn)) {
 		f = map_lookup(&later, &p.key);
 		if (f && current(f, policy) && !expired(f, p.proto, now)) {
 			touch(f, now);
@@ -265,15 +275,15 @@ INLINE int judge(struct skb *skb, int egress)
 		add(COUNT_DENIED, 1);
 		return TCX_DROP;
 	}
-	return upcall(skb, &p, &o, egress, reply, final, inside, now);
+	return upcall(skb, &p, &o, about | (reply ? UP_REPLY : 0), now);
 
 accept:
 	touch(f, now);
-	if (p.closes && !(f->flags & FLOW_CLOSING))
-		f->flags |= FLOW_CLOSING;
+	if (p.closes)
+		close_flow(f);
 	// Translated packets are looked at one by one: the front knows no more than
 	// what they bear.
-	if (o.flags & ORIGIN_NAT || f->flags & (egress ? FLOW_VEILED | FLOW_HOST : FLOW_VEILED)) {
+	if (f->flags & (egress ? FLOW_VEILED | FLOW_HOST : FLOW_VEILED)) {
 		if (!egress) { // whom it is about shows where it leaves
 			enter(0);
 			skb->mark = strict ? mark | mark_fast : mark;
@@ -289,18 +299,18 @@ accept:
 }
 
 // Functions of their own, so that the code of the usual case is in few cache lines.
-NOINLINE int judge_from(struct skb *skb)
+NOINLINE int judge_from(struct __sk_buff *skb)
 {
 	return judge(skb, 0);
 }
 
-NOINLINE int judge_to(struct skb *skb)
+NOINLINE int judge_to(struct __sk_buff *skb)
 {
 	return judge(skb, 1);
 }
 
 // usual is what most packets meet: their flow is known, and they pass.
-INLINE int usual(struct skb *skb, int egress)
+INLINE int usual(struct __sk_buff *skb, int egress)
 {
 	__u32 mark = skb->mark, place;
 	if (!(mark & mark_return) && !unjudged(mark, egress)) {
@@ -311,27 +321,27 @@ INLINE int usual(struct skb *skb, int egress)
 	return egress ? judge_to(skb) : judge_from(skb);
 }
 
-SEC("tcx/ingress") int pod_ingress(struct skb *skb)
+SEC("tcx/ingress") int pod_ingress(struct __sk_buff *skb)
 {
 	return usual(skb, 0);
 }
 
-SEC("tcx/egress") int pod_egress(struct skb *skb)
+SEC("tcx/egress") int pod_egress(struct __sk_buff *skb)
 {
 	return usual(skb, 1);
 }
 
 // pod_exit is on devices that are no pod's, where it looks at what pods sent and
 // nobody has judged by where it goes: see nat.h.
-SEC("tcx/egress") int pod_exit(struct skb *skb)
+SEC("tcx/egress") int pod_exit(struct __sk_buff *skb)
 {
 	__u32 mark = skb->mark;
 	if (!(mark & mark_return)) {
 		if (!(mark & mark_fast))
 			return TCX_NEXT;
 		struct origin o = {};
-		int tracked = read_connection(bpf_cast_to_kern_ctx(skb), &o, !(mark & mark_accept));
-		if (mark & mark_accept && !(o.flags & ORIGIN_DNAT)) {
+		int tracked = connection(skb, &o, !(mark & mark_accept));
+		if (mark & mark_accept && said_all(&o)) {
 			skb->mark = mark & ~(mark_accept | mark_fast);
 			return TCX_NEXT; // judged as what it is
 		}
@@ -353,7 +363,7 @@ SEC("tcx/egress") int pod_exit(struct skb *skb)
 
 // upcall_ingress is on uc0: what the socket transmits on uc1 arrives here and
 // goes back to the device it was captured on.
-SEC("tcx/ingress") int upcall_ingress(struct skb *skb)
+SEC("tcx/ingress") int upcall_ingress(struct __sk_buff *skb)
 {
 	__u8 meta[6];
 	if (skb_load_bytes(skb, 6, meta, sizeof(meta)) < 0 || !ours(meta)) {

@@ -74,17 +74,26 @@ INLINE int limited(struct device *d, const struct address *src, int egress, __u6
 }
 
 // prepend puts o between a frame's Ethernet and IP header.
-INLINE int prepend(struct skb *skb, const struct origin *o)
+INLINE int prepend(struct __sk_buff *skb, const struct origin *o)
 {
 	__u8 ether[ETHER];
 	return skb_load_bytes(skb, 0, ether, sizeof(ether)) < 0 || skb_change_head(skb, sizeof(*o), 0) < 0 ||
 	       skb_store_bytes(skb, 0, ether, sizeof(ether), 0) < 0 || skb_store_bytes(skb, ETHER, o, sizeof(*o), 0) < 0;
 }
 
+enum { // what an upcall is about
+	UP_EGRESS = 1,
+	UP_FINAL = 2,	// no later hook will see it
+	UP_BRIDGED = 4,
+	UP_REPLY = 8,	// its flow was accepted once, opened the other way
+};
+
 // upcall sends a packet up, with o in front if that says anything.
-INLINE int upcall(struct skb *skb, const struct packet *p, const struct origin *o, int egress, __u8 reply, int final,
-		  int bridged, __u64 now)
+APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u32 about, __u64 now)
 {
+	int egress = about & UP_EGRESS, final = about & UP_FINAL;
+	if (!p || !o)
+		return TCX_DROP;
 	// The kernel takes the socket of a daemon that died out of the map; one that
 	// hangs gives no sign of life.
 	__u32 queue = 0;
@@ -135,9 +144,9 @@ INLINE int upcall(struct skb *skb, const struct packet *p, const struct origin *
 	__u8 meta[6] = {META_BASE, nonce, word >> 24, word >> 16, word >> 8, word};
 	if (egress)
 		meta[0] |= META_EGRESS;
-	if (reply)
+	if (about & UP_REPLY)
 		meta[0] |= META_REPLY;
-	if (bridged)
+	if (about & UP_BRIDGED)
 		meta[0] |= META_FINAL;
 	if (cut)
 		meta[0] |= META_CUT;
