@@ -180,7 +180,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 	b.epoch.cells = b.objects.Cells
 	b.epoch.shared = sharedVars{
 		generation: b.objects.Generation, floor: b.objects.ValidFrom, alive: b.objects.Alive, nonce: b.objects.Nonce,
-		sent: b.objects.Sent, room: b.objects.Room,
+		sent: b.objects.Sent, room: b.objects.Room, translated: b.objects.Translated,
 	}
 	if err := b.epoch.adopt(); err != nil {
 		return 0, err

@@ -32,7 +32,7 @@ type epoch struct {
 
 // sharedVars are the variables of the programs that outlive the process.
 type sharedVars struct {
-	generation, floor, alive, nonce, sent, room *ebpf.Variable
+	generation, floor, alive, nonce, sent, room, translated *ebpf.Variable
 }
 
 // adopt takes the generation over from an earlier process.

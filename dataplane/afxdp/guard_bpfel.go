@@ -33,6 +33,7 @@ const (
 	guardVarPassUnknown  = "pass_unknown"
 	guardVarRoom         = "room"
 	guardVarSent         = "sent"
+	guardVarTranslated   = "translated"
 	guardVarValidFrom    = "valid_from"
 )
 
@@ -107,6 +108,7 @@ type guardVariableSpecs struct {
 	PassUnknown  *ebpf.VariableSpec `ebpf:"pass_unknown"`
 	Room         *ebpf.VariableSpec `ebpf:"room"`
 	Sent         *ebpf.VariableSpec `ebpf:"sent"`
+	Translated   *ebpf.VariableSpec `ebpf:"translated"`
 	ValidFrom    *ebpf.VariableSpec `ebpf:"valid_from"`
 }
 
@@ -163,6 +165,7 @@ type guardVariables struct {
 	PassUnknown  *ebpf.Variable `ebpf:"pass_unknown"`
 	Room         *ebpf.Variable `ebpf:"room"`
 	Sent         *ebpf.Variable `ebpf:"sent"`
+	Translated   *ebpf.Variable `ebpf:"translated"`
 	ValidFrom    *ebpf.Variable `ebpf:"valid_from"`
 }
 

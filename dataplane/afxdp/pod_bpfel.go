@@ -68,6 +68,7 @@ const (
 	podVarSent           = "sent"
 	podVarStrict         = "strict"
 	podVarTcpLiberal     = "tcp_liberal"
+	podVarTranslated     = "translated"
 	podVarUpcallCost     = "upcall_cost"
 	podVarUpcallCredit   = "upcall_credit"
 	podVarUpcallIfindex  = "upcall_ifindex"
@@ -181,6 +182,7 @@ type podVariableSpecs struct {
 	Sent          *ebpf.VariableSpec `ebpf:"sent"`
 	Strict        *ebpf.VariableSpec `ebpf:"strict"`
 	TcpLiberal    *ebpf.VariableSpec `ebpf:"tcp_liberal"`
+	Translated    *ebpf.VariableSpec `ebpf:"translated"`
 	UpcallCost    *ebpf.VariableSpec `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.VariableSpec `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.VariableSpec `ebpf:"upcall_ifindex"`
@@ -284,6 +286,7 @@ type podVariables struct {
 	Sent          *ebpf.Variable `ebpf:"sent"`
 	Strict        *ebpf.Variable `ebpf:"strict"`
 	TcpLiberal    *ebpf.Variable `ebpf:"tcp_liberal"`
+	Translated    *ebpf.Variable `ebpf:"translated"`
 	UpcallCost    *ebpf.Variable `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.Variable `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.Variable `ebpf:"upcall_ifindex"`

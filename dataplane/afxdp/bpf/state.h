@@ -9,8 +9,8 @@
 
 volatile const __u64 deny_time = 0; // ns a denial is remembered
 
-// These live in a map of their own that outlives the daemon. All but sent are
-// written by userspace alone.
+// These live in a map of their own that outlives the daemon. All but sent and
+// translated are written by userspace alone.
 #define SHARED SEC(".data.shared")
 volatile __u64 generation SHARED = 1; // of the policy in force: grows with every change
 volatile __u64 valid_from SHARED = 1; // flows of an older generation are judged again
@@ -20,6 +20,8 @@ volatile __u32 nonce SHARED = 0;
 // full ring lets pass: the kernel does not say that it is full.
 volatile __u64 sent SHARED = 0;
 volatile __u64 room SHARED = 0;
+// Set once something is known of a translated connection. Until then nobody looks.
+volatile __u8 translated SHARED = 0;
 
 // The generation of the last change that was about an address of the cell.
 struct {
