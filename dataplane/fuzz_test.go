@@ -192,7 +192,7 @@ func FuzzReceive(f *testing.F) {
 		s := stages[int(which)%len(stages)]
 		mode := FailMode(which / 128)
 		x, d := newRejecter(t, Config{FailMode: mode, CutReset: which&64 != 0, RingSize: 8, Conntrack: conntrack.Limits{Records: 6}})
-		var known []flow.Key // every connection that was ever allowed, as it was opened
+		var known []flow.Key         // every connection that was ever allowed, as it was opened
 		hosts := map[flow.Key]bool{} // those of them that the host opened
 		gen := 0
 		for range 24 {

@@ -186,7 +186,7 @@ type objects struct {
 func (b *Backend) begin() (nonce uint8, err error) {
 	b.epoch.cells = b.objects.Cells
 	b.epoch.shared = sharedVars{
-		generation: b.objects.Generation, floor: b.objects.ValidFrom,
+		generation: b.objects.Generation, floor: b.objects.ValidFrom, translated: b.objects.Translated,
 	}
 	if err := b.epoch.adopt(); err != nil {
 		return 0, err

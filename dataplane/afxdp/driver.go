@@ -49,6 +49,7 @@ type driver struct {
 	// Of packets whose addresses are translated: see origin.go.
 	veiled  mapBatch[origin]
 	origins [dataplane.BatchSize]origin
+	told    bool // the kernel side knows that there are translated flows
 	names   [dataplane.BatchSize]flow.Key
 	onward  bool // what is deferred is seen again where it leaves
 	reads   bool // the connection of a packet to a pod can be read
@@ -353,6 +354,9 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		if sent&(1<<id) == 0 {
 			free = append(free, d.held[id])
 		}
+	}
+	if d.veiled.n+d.later.n > 0 && !d.told {
+		d.told = e.shared.translated.Set(uint8(1)) == nil
 	}
 	_, _ = d.veiled.write() // without it a flow is judged again
 	if n, err := d.flows.write(); err != nil {

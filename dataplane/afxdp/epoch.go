@@ -33,7 +33,7 @@ type epoch struct {
 
 // sharedVars are the variables of the programs that outlive the process.
 type sharedVars struct {
-	generation, floor *ebpf.Variable
+	generation, floor, translated *ebpf.Variable
 }
 
 // adopt takes the generation over from an earlier process.

@@ -31,6 +31,7 @@ const (
 	guardVarGeneration   = "generation"
 	guardVarNonce        = "nonce"
 	guardVarPassUnknown  = "pass_unknown"
+	guardVarTranslated   = "translated"
 	guardVarValidFrom    = "valid_from"
 )
 
@@ -103,6 +104,7 @@ type guardVariableSpecs struct {
 	Generation   *ebpf.VariableSpec `ebpf:"generation"`
 	Nonce        *ebpf.VariableSpec `ebpf:"nonce"`
 	PassUnknown  *ebpf.VariableSpec `ebpf:"pass_unknown"`
+	Translated   *ebpf.VariableSpec `ebpf:"translated"`
 	ValidFrom    *ebpf.VariableSpec `ebpf:"valid_from"`
 }
 
@@ -157,6 +159,7 @@ type guardVariables struct {
 	Generation   *ebpf.Variable `ebpf:"generation"`
 	Nonce        *ebpf.Variable `ebpf:"nonce"`
 	PassUnknown  *ebpf.Variable `ebpf:"pass_unknown"`
+	Translated   *ebpf.Variable `ebpf:"translated"`
 	ValidFrom    *ebpf.Variable `ebpf:"valid_from"`
 }
 

@@ -68,6 +68,7 @@ const (
 	podVarQueues         = "queues"
 	podVarStrict         = "strict"
 	podVarTcpLiberal     = "tcp_liberal"
+	podVarTranslated     = "translated"
 	podVarUpcallCost     = "upcall_cost"
 	podVarUpcallCredit   = "upcall_credit"
 	podVarUpcallIfindex  = "upcall_ifindex"
@@ -181,6 +182,7 @@ type podVariableSpecs struct {
 	Queues        *ebpf.VariableSpec `ebpf:"queues"`
 	Strict        *ebpf.VariableSpec `ebpf:"strict"`
 	TcpLiberal    *ebpf.VariableSpec `ebpf:"tcp_liberal"`
+	Translated    *ebpf.VariableSpec `ebpf:"translated"`
 	UpcallCost    *ebpf.VariableSpec `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.VariableSpec `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.VariableSpec `ebpf:"upcall_ifindex"`
@@ -285,6 +287,7 @@ type podVariables struct {
 	Queues        *ebpf.Variable `ebpf:"queues"`
 	Strict        *ebpf.Variable `ebpf:"strict"`
 	TcpLiberal    *ebpf.Variable `ebpf:"tcp_liberal"`
+	Translated    *ebpf.Variable `ebpf:"translated"`
 	UpcallCost    *ebpf.Variable `ebpf:"upcall_cost"`
 	UpcallCredit  *ebpf.Variable `ebpf:"upcall_credit"`
 	UpcallIfindex *ebpf.Variable `ebpf:"upcall_ifindex"`

@@ -332,6 +332,7 @@ SEC("netfilter") int gate(struct bpf_nf_ctx *ctx)
 		if (!(o.flags & ORIGIN_REPLY)) {
 			struct flow_key key = {};
 			opened(&o, &key);
+			translated = 1;
 			map_update(&sights, &key, &o, BPF_ANY);
 			/* Or the next packet would come here like this one. */
 			map_delete(&later, &key);

@@ -256,7 +256,7 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 	// Between ports of a bridge, too: what answers by way of a Service goes there
 	// straight, and its connection the later hook has judged.
 	// Alone, a Service's packets are left to the program where they leave (nat.h).
-	int onward = nat && strict && !egress && !inside;
+	int onward = nat && strict && translated && !egress && !inside;
 	if (!final || onward || (watched && !strict && !p.syn)) {
 		f = map_lookup(&later, &p.key);
 		if (f && current(f, policy) && !expired(f, p.proto, now)) {
@@ -267,7 +267,7 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 			return TCX_NEXT;
 		}
 	}
-	if (!egress && final)
+	if (translated && !egress && final)
 		recall(&p, &o);
 	p.key.back = p.back;
 	f = map_lookup(&denied, &p.key);

@@ -9,13 +9,15 @@
 
 volatile const __u64 deny_time = 0; // ns a denial is remembered
 
-// These live in a map of their own that outlives the daemon. They are written by
-// userspace alone.
+// These live in a map of their own that outlives the daemon. All but translated are
+// written by userspace alone.
 #define SHARED SEC(".data.shared")
 volatile __u64 generation SHARED = 1; // of the policy in force: grows with every change
 volatile __u64 valid_from SHARED = 1; // flows of an older generation are judged again
 volatile __u64 alive SHARED = 0;      // CLOCK_MONOTONIC_COARSE ns of the daemon's last sign of life
 volatile __u32 nonce SHARED = 0;
+// Set once something is known of a translated connection. Until then nobody looks.
+volatile __u8 translated SHARED = 0;
 
 // The generation of the last change that was about an address of the cell.
 struct {
