@@ -125,7 +125,7 @@ func flips(t *testing.T, fast, hook bool) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	var turn atomic.Uint64 // odd: denied
+	var turn atomic.Uint64          // odd: denied
 	var arrived, late atomic.Uint64 // late: sent and arrived in the same turn, which denies
 	go func() {
 		buf := make([]byte, 64)
