@@ -123,26 +123,32 @@ func offer(t testing.TB, from *netlab.NS, to netip.AddrPort) (stop func() int) {
 	return func() int { cancel(); return <-n }
 }
 
-// Maps of another form are not taken over, but replaced without a gap.
+// Maps of another form are not taken over, but replaced without a gap, also with
+// another number of queues.
 func TestPinnedMapsOfAnotherForm(t *testing.T) {
 	nstest.Need(t, canRun)
 	node := nstest.NewNode(t)
 	a, b := node.AddPod(t, "a"), node.AddPod(t, "b")
 	path := nstest.BPFFS(t)
-	r := startRig(t, node, Config{Strict: true, PinPath: path, FlowEntries: 1024, LaterEntries: 1024})
+	c := Config{Strict: true, PinPath: path, Queues: 1, FlowEntries: 1024, LaterEntries: 1024}
+	r := startRig(t, node, c)
 	r.update(t, a, b)
-	closed := nstest.Echo(t, b.NS, "tcp", b.Addr4, closedPort)
-	stop := offer(t, a.NS, closed.Addr)
-	r.stop(t)
-	r = startRig(t, node, Config{Strict: true, PinPath: path, FlowEntries: 2048, LaterEntries: 1024})
-	r.update(t, a, b)
-	nstest.Reach(t, a.NS, "tcp", nstest.Echo(t, b.NS, "tcp", b.Addr4, openPort).Addr)
-	stop()
-	if n := closed.Seen(); n != 0 {
-		t.Errorf("%d denied connections arrived", n)
-	}
-	if maps, _ := filepath.Glob(filepath.Join(path, "*", pinMaps+"*")); len(maps) != 1 {
-		t.Errorf("maps are pinned in %v, want one place", maps)
+	open, closed := nstest.Echo(t, b.NS, "tcp", b.Addr4, openPort), nstest.Echo(t, b.NS, "tcp", b.Addr4, closedPort)
+	for _, queues := range []int{1, 2, 1} {
+		stop := offer(t, a.NS, closed.Addr)
+		r.stop(t)
+		c.Queues, c.FlowEntries = queues, c.FlowEntries+1024
+		r = startRig(t, node, c)
+		time.Sleep(50 * time.Millisecond) // before there is a policy
+		r.update(t, a, b)
+		nstest.Reach(t, a.NS, "tcp", open.Addr)
+		stop()
+		if n := closed.Seen(); n != 0 {
+			t.Errorf("%d queues: %d denied connections arrived", queues, n)
+		}
+		if maps, _ := filepath.Glob(filepath.Join(path, "*", pinMaps+"*")); len(maps) != 1 {
+			t.Errorf("%d queues: maps are pinned in %v, want one place", queues, maps)
+		}
 	}
 }
 
