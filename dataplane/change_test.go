@@ -113,6 +113,50 @@ func TestUpdateUnderWay(t *testing.T) {
 	}
 }
 
+// TestCutUnderWay: a worker has a connection's record in its hands while the update
+// that denies it comes to its end. What is settled is settled without that copy.
+func TestCutUnderWay(t *testing.T) {
+	for _, mode := range []Established{Strict, Keep} {
+		x := newBench(t, Config{Established: mode})
+		if _, err := x.e.Publish(&Stub{Gen: 1, Allowed: Always}); err != nil {
+			t.Fatal(err)
+		}
+		p := Packet{Final: true, Frame: Datagram(t, a4, b4)}
+		x.feed(p)
+		s := &snapshot{classifier: &Stub{Gen: 2, Allowed: Never}, generation: 2}
+		if mode == Keep { // its address is another pod's
+			k := Key(flow.UDP, a4, b4)
+			s.before, s.table = podAt(t, k.Dst, "before"), podAt(t, k.Dst, "after")
+		}
+		x.e.current.Store(s)
+		x.feed(Packet{Final: true, Frame: Datagram(t, b4, "10.0.0.9:9")}) // begins a batch
+		p.Problem = parse(&p)
+		x.w.seen = conntrack.Packet{Key: p.Headers.Key}
+		if !x.w.conns.Seen(&x.w.seen, x.now, &x.w.rec).Found() {
+			t.Fatal("no connection")
+		}
+		x.w.rejudgeAll(s)
+		if n := len(x.keys()); n != 0 {
+			t.Fatalf("%d connections are left", n)
+		}
+		s.settled.Store(true)
+		if path := x.w.known(&p, s, x.now); path != DropCut || p.Remember {
+			t.Errorf("%v: the copy took %v, remember %t", mode, path, p.Remember)
+		}
+	}
+}
+
+// podAt is a table with one pod.
+func podAt(t *testing.T, a flow.Addr, name string) *classifier.Table {
+	t.Helper()
+	w := &rule.World{Node: "n", Endpoints: []rule.Endpoint{{Namespace: "x", Name: name, Node: "n", Addrs: []netip.Addr{a.Netip()}}}}
+	table, _, err := classifier.Compile(rule.Set{}, w, classifier.Options{Generation: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
 // recorder is a backend that keeps the changes it is told.
 type recorder struct {
 	quietBackend

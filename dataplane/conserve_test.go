@@ -105,7 +105,7 @@ func conserve(t *testing.T, mode dataplane.FailMode) {
 	first.D = []dataplane.Driver{drivers[0], drivers[1]}
 	second.D = []dataplane.Driver{drivers[2], drivers[3]}
 	e := dataplane.New(dataplane.Config{
-		Backends: []dataplane.Backend{first, second}, FailMode: mode, CutReset: true, RejectRate: 2000,
+		Backends: []dataplane.Backend{first, second}, FailMode: mode, CutReset: true, RejectRate: 100,
 		AuditDenies: true, RingSize: 64, Conntrack: conntrack.Limits{Records: 50},
 	})
 	start(t, e)

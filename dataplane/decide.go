@@ -86,9 +86,9 @@ func (w *Worker) known(p *Packet, s *snapshot, now int64) Path {
 		}
 		path = PassRejudged
 	case w.rec.Generation >= s.generation: // by a peer that is ahead
-	case w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key):
+	case w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key, w.settled):
 		path = PassKept
-	case w.engine.cfg.Established == Strict && s.vouches(&w.rec):
+	case w.engine.cfg.Established == Strict && s.vouches(&w.rec, w.settled):
 	default:
 		d, cause := w.rejudge(s)
 		if d.Verdict != classifier.Allow {
@@ -326,7 +326,7 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 	}
 	if rec, _, found := w.table(&inner).Lookup(inner, now); found {
 		w.rec = rec
-		if s.vouches(&w.rec) || w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key) {
+		if s.vouches(&w.rec, w.settled) || w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key, w.settled) {
 			return PassRelated
 		}
 		if d, _ := w.rejudge(s); d.Verdict == classifier.Allow {

@@ -148,19 +148,20 @@ type snapshot struct {
 
 // vouches reports whether a connection in the table needs no other look: it was
 // judged by s, or by an older table whose decision s repeats. Records are not
-// restamped for that, so that an update costs what it changes.
+// restamped for that, so that an update costs what it changes. settled is what
+// s.settled was before rec was copied: who asks later may hold what was cut meanwhile.
 //
 // Why one step back is enough: when s was published, every record was right by
 // the table before it, or else the change is everything (see Engine.publish).
-func (s *snapshot) vouches(rec *conntrack.Record) bool {
-	return rec.Generation >= s.generation || s.settled.Load() || !s.change.Affects(rec.Key)
+func (s *snapshot) vouches(rec *conntrack.Record, settled bool) bool {
+	return rec.Generation >= s.generation || settled || !s.change.Affects(rec.Key)
 }
 
 // passedOn reports whether an address of a connection is another pod's than by the
 // table before. What was accepted for a pod is not accepted for the next one that
-// gets its address, whatever Established says of changes of policy.
-func (s *snapshot) passedOn(k *flow.Key) bool {
-	if s.before == nil || s.table == nil || s.settled.Load() {
+// gets its address, whatever Established says of changes of policy. settled: see vouches.
+func (s *snapshot) passedOn(k *flow.Key, settled bool) bool {
+	if s.before == nil || s.table == nil || settled {
 		return false
 	}
 	return otherPod(s.before.Endpoint(k.Src), s.table.Endpoint(k.Src)) || otherPod(s.before.Endpoint(k.Dst), s.table.Endpoint(k.Dst))

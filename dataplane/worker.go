@@ -47,6 +47,7 @@ type Worker struct {
 	seen       conntrack.Packet // scratch: the packet being decided
 	rec        conntrack.Record // scratch: its connection's record, once found
 	event      Event            // scratch: the event being built
+	settled    bool             // what snapshot.settled was when the batch began
 	lastExpire int64
 	forced     struct{ allow, deny bool } // events whatever the rules ask for
 	rejecter   Rejecter                   // the driver, if it can answer
@@ -141,6 +142,7 @@ func (w *Worker) process(b *Batch) {
 	w.epoch.Store(w.epoch.Load() + 1)
 	now := w.engine.clock()
 	s := w.engine.current.Load()
+	w.settled = s != nil && s.settled.Load()
 	for i := range b.Packets[:b.N] {
 		p := &b.Packets[i]
 		p.Remember, p.Verdict = false, classifier.Drop
@@ -194,7 +196,7 @@ func (w *Worker) expire(now int64) {
 func (w *Worker) rejudgeAll(s *snapshot) {
 	keep := w.engine.cfg.Established == Keep
 	settle := func(r conntrack.Record) bool {
-		if keep && s.passedOn(&r.Key) || !keep && !s.vouches(&r) {
+		if keep && s.passedOn(&r.Key, false) || !keep && !s.vouches(&r, false) {
 			w.settle(s, &r)
 		}
 		return true

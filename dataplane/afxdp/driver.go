@@ -358,10 +358,7 @@ func (d *driver) settle(b *dataplane.Batch) error {
 	if d.veiled.n+d.later.n > 0 && !d.told {
 		d.told = e.shared.translated.Set(uint8(1)) == nil
 	}
-	_, _ = d.veiled.write() // without it a flow is judged again
-	if n, err := d.flows.write(); err != nil {
-		d.forgotten.Add(uint64(d.flows.n - n))
-	}
+	d.writeFlows()
 	_, _ = d.later.write() // these two only save upcalls
 	_, _ = d.denied.write()
 	d.refill(free)
@@ -374,6 +371,23 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		d.refill(tx[n:])
 	}
 	return errors.Join(err, terr, d.sock.reclaim())
+}
+
+// writeFlows remembers what was accepted. Whom a translated flow is about and what it
+// was judged by are in two maps under one name, and a worker that judged another
+// connection of the name may be writing, too: both maps get what the same one says.
+func (d *driver) writeFlows() {
+	if d.veiled.n > 0 {
+		d.epoch.veil.Lock()
+		defer d.epoch.veil.Unlock()
+		if _, err := d.veiled.write(); err != nil { // judged again
+			d.forgotten.Add(uint64(d.flows.n))
+			return
+		}
+	}
+	if n, err := d.flows.write(); err != nil {
+		d.forgotten.Add(uint64(d.flows.n - n))
+	}
 }
 
 // Remembers implements dataplane.FlowKnower. It costs a system call.

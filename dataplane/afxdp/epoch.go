@@ -29,6 +29,7 @@ type epoch struct {
 	cells      *ebpf.Map
 	shared     sharedVars
 	addrs      registry
+	veil       sync.Mutex // of who writes translated flows: see driver.writeFlows
 }
 
 // sharedVars are the variables of the programs that outlive the process.

@@ -301,3 +301,48 @@ func TestRegistryIsComplete(t *testing.T) {
 		t.Fatalf("only %d flows count", count)
 	}
 }
+
+// Workers that judge connections of one name at the same time, led to different
+// backends, leave entries that are about one of them.
+func TestVeiledEntriesAgree(t *testing.T) {
+	nstest.Need(t, canRun)
+	var backend *Backend
+	if err := nstest.NewNode(t).NS.Do(func() (err error) {
+		backend, err = New(Config{Strict: true, Queues: 2, FlowEntries: 1024, LaterEntries: 1024})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer backend.Close()
+	end := func(s string) flow.Addr { return flow.AddrFrom(netip.MustParseAddr(s)) }
+	name := flow.Key{Src: end("10.0.0.1"), Dst: end("10.96.0.1"), SrcPort: 40000, DstPort: 80, Proto: flow.UDP}
+	key, _ := makeFlowKey(&name)
+	backends := []flow.Addr{end("10.0.0.2"), end("10.0.0.3")}
+	for round := range 2000 {
+		var workers sync.WaitGroup
+		for i, d := range backend.drivers {
+			workers.Go(func() {
+				o := origin{
+					Client: name.Src, Service: name.Dst, Backend: backends[i], ClientPort: name.SrcPort,
+					ServicePort: name.DstPort, BackendPort: 8080, Proto: name.Proto, Flags: originNAT | originDNAT,
+				}
+				var p dataplane.Packet
+				d.origins[0], d.names[0] = o, name
+				o.describe(&p)
+				p.Headers.Key = p.Real
+				d.veiled.n, d.flows.n = 0, 0
+				d.remember(&p, flowState{Generation: 1})
+				d.writeFlows()
+			})
+		}
+		workers.Wait()
+		var o origin
+		var s flowState
+		if err := errors.Join(backend.objects.Origins.Lookup(&key, &o), backend.objects.Flows.Lookup(&key, &s)); err != nil {
+			t.Fatal(err)
+		}
+		if want := [2]uint16{cellOf(&o.Client), cellOf(&o.Backend)}; s.Cell != want {
+			t.Fatalf("round %d: the connection to %v is asked about under cells %d, want %d", round, o.Backend, s.Cell, want)
+		}
+	}
+}
