@@ -377,16 +377,21 @@ func (d *driver) settle(b *dataplane.Batch) error {
 // was judged by are in two maps under one name, and a worker that judged another
 // connection of the name may be writing, too: both maps get what the same one says.
 func (d *driver) writeFlows() {
+	n, err := 0, error(nil)
 	if d.veiled.n > 0 {
 		d.epoch.veil.Lock()
 		defer d.epoch.veil.Unlock()
-		if _, err := d.veiled.write(); err != nil { // judged again
-			d.forgotten.Add(uint64(d.flows.n))
-			return
-		}
+		_, err = d.veiled.write()
 	}
-	if n, err := d.flows.write(); err != nil {
-		d.forgotten.Add(uint64(d.flows.n - n))
+	if err == nil {
+		n, err = d.flows.write()
+	}
+	if err == nil {
+		return
+	}
+	d.forgotten.Add(uint64(d.flows.n - n))
+	for i := range d.veiled.n { // one map may have what an earlier connection was judged by
+		_ = d.veiled.m.Delete(&d.veiled.keys[i]) // judged again without it
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -318,22 +319,23 @@ func TestVeiledEntriesAgree(t *testing.T) {
 	name := flow.Key{Src: end("10.0.0.1"), Dst: end("10.96.0.1"), SrcPort: 40000, DstPort: 80, Proto: flow.UDP}
 	key, _ := makeFlowKey(&name)
 	backends := []flow.Addr{end("10.0.0.2"), end("10.0.0.3")}
+	accept := func(d *driver, backend flow.Addr) {
+		o := origin{
+			Client: name.Src, Service: name.Dst, Backend: backend, ClientPort: name.SrcPort,
+			ServicePort: name.DstPort, BackendPort: 8080, Proto: name.Proto, Flags: originNAT | originDNAT,
+		}
+		var p dataplane.Packet
+		d.origins[0], d.names[0] = o, name
+		o.describe(&p)
+		p.Headers.Key = p.Real
+		d.veiled.n, d.flows.n = 0, 0
+		d.remember(&p, flowState{Generation: 1})
+		d.writeFlows()
+	}
 	for round := range 2000 {
 		var workers sync.WaitGroup
 		for i, d := range backend.drivers {
-			workers.Go(func() {
-				o := origin{
-					Client: name.Src, Service: name.Dst, Backend: backends[i], ClientPort: name.SrcPort,
-					ServicePort: name.DstPort, BackendPort: 8080, Proto: name.Proto, Flags: originNAT | originDNAT,
-				}
-				var p dataplane.Packet
-				d.origins[0], d.names[0] = o, name
-				o.describe(&p)
-				p.Headers.Key = p.Real
-				d.veiled.n, d.flows.n = 0, 0
-				d.remember(&p, flowState{Generation: 1})
-				d.writeFlows()
-			})
+			workers.Go(func() { accept(d, backends[i]) })
 		}
 		workers.Wait()
 		var o origin
@@ -344,5 +346,18 @@ func TestVeiledEntriesAgree(t *testing.T) {
 		if want := [2]uint16{cellOf(&o.Client), cellOf(&o.Backend)}; s.Cell != want {
 			t.Fatalf("round %d: the connection to %v is asked about under cells %d, want %d", round, o.Backend, s.Cell, want)
 		}
+	}
+	// Where one map cannot be written, the other does not speak for it.
+	d := backend.drivers[0]
+	closed, err := d.flows.m.Clone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.flows.m = closed
+	closed.Close()
+	accept(d, backends[0])
+	var o origin
+	if err := backend.objects.Origins.Lookup(&key, &o); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Errorf("an origin without its flow: %v (%v)", o.Backend, err)
 	}
 }
