@@ -281,7 +281,7 @@ func TestPolicyChangeAcross(t *testing.T) {
 
 // A flow in use does not expire while it goes across, and an idle one does.
 func TestIdleAcross(t *testing.T) {
-	const idle = 400 * time.Millisecond
+	const idle = time.Second
 	r := newRig(t, Config{Strict: true, Accelerate: true, Timeouts: Timeouts{UDP: idle}})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)
