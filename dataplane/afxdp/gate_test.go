@@ -35,7 +35,7 @@ func (r *rig) gates(t testing.TB) (output, input int) {
 	return output, input
 }
 
-// What is forwarded passes gate only while it may leave by a device without a program:
+// What leaves passes gate only while it may leave by a device without a program:
 // here one without Ethernet headers that appears and goes. What a pod sends to a
 // Service that leads there is judged by its backend.
 func TestGateIsWhereItIsNeeded(t *testing.T) {

@@ -24,10 +24,10 @@
  * opened with, and "origins" must name the backend it has now.
  *
  * Who is next? Another pod's device, or a device out of which traffic leaves the
- * node (pod_exit), as map exits has them. Whatever goes elsewhere, to the node itself or by a device
- * without a program, passes gate, in the stack's own hooks, which can drop but
- * not ask: it notes whom the packet was for, and the sender's next packet is
- * judged with that at the pod's device.
+ * node (pod_exit), as map exits has them. Whatever goes elsewhere, to the node
+ * itself or by a device without a program, passes gate, in the stack's own hooks,
+ * which can drop but not ask: it notes whom the packet was for, and the sender's next
+ * packet is judged with that at the pod's device.
  */
 #ifndef TIERWALL_NAT_H
 #define TIERWALL_NAT_H
@@ -302,8 +302,8 @@ INLINE int said_all(const struct origin *o)
 
 /*
  * gate is in the last hooks of the stack, of what leaves by a device and of what is
- * for the node, behind all others. What a pod sent and nobody has judged by where it goes must not go where no program of
- * ours looks.
+ * for the node, behind all others. What a pod sent and nobody has judged by where it
+ * goes must not go where no program of ours looks.
  */
 SEC("netfilter") int gate(struct bpf_nf_ctx *ctx)
 {
