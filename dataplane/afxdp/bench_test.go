@@ -86,7 +86,7 @@ func BenchmarkUpcall(b *testing.B) {
 	b.ResetTimer()
 	for done := 0; done < b.N; {
 		if sent > 0 && sent%ports == 0 { // they start over
-			if err := backend.epoch.advance(dataplane.Change{}); err != nil {
+			if err := backend.epoch.advance(dataplane.Change{}, nil); err != nil {
 				b.Fatal(err)
 			}
 		}

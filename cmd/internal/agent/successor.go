@@ -67,6 +67,13 @@ func (s *successor) Update(t *classifier.Table, c dataplane.Change) (cut int, er
 	return cut + again, err
 }
 
+// Inherit implements dataplane.Heir.
+func (s *successor) Inherit(judge func(*dataplane.Inherited) bool) {
+	if h, ok := s.Backend.(dataplane.Heir); ok {
+		h.Inherit(judge)
+	}
+}
+
 // Drain implements dataplane.Drainer.
 func (s *successor) Drain() error {
 	if d, ok := s.Backend.(dataplane.Drainer); ok {

@@ -19,6 +19,7 @@
 volatile const __u8 strict = 0; // no later hook judges what we leave alone
 
 #include "nat.h"
+#include "renew.h"
 
 // addresses fills in both addresses of a packet that parse did not get through.
 // It reports whether the packet is IP at all.
