@@ -191,7 +191,13 @@ func TestFullRing(t *testing.T) {
 		for i := range c {
 			c[i].Write([]byte("x"))
 		}
-		time.Sleep(20 * time.Millisecond)
+		if open {
+			for end := time.Now().Add(nstest.Timeout); s.Seen() < offered/2 && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+		} else {
+			time.Sleep(20 * time.Millisecond)
+		}
 		if n := s.Seen(); open && n < offered/2 || !open && n > 0 {
 			t.Errorf("open %t: %d of %d packets passed behind a full ring", open, n, offered)
 		}
