@@ -40,7 +40,7 @@ func TestConnectivity(t *testing.T) {
 		for i, topology := range []string{ptp, bridge} {
 			t.Run(dataplane+"/"+topology, func(t *testing.T) {
 				l := newLab(t, topology, dataplane, most)
-				s := &suite{lab: l, packets: map[packets]bool{}}
+				s := &suite{lab: l, packets: map[packets]map[string]uint64{}}
 				for n, sample := range all {
 					if !*full && !slices.Contains(short, sample.name) && *onlySample == "" || !strings.Contains(sample.name, *onlySample) {
 						continue
@@ -69,8 +69,8 @@ type suite struct {
 	offset int64 // of what was read of the audit log
 	rest   []byte
 
-	packets  map[packets]bool // that were denied, by the log
-	recorded uint64           // how many these are
+	packets  map[packets]map[string]uint64 // that were denied, by the log and direction
+	recorded uint64                        // how many these are
 
 	samples, refused, tried, allowed, denied, again, unseen int
 	ways                                                    map[string]int
@@ -209,7 +209,9 @@ type told struct {
 	direction string
 }
 
-// packets is what a record is of. There are two of what both ends deny.
+// packets is what a record is of. There are two, one for each direction, of what both
+// ends deny; and several of echo requests that came at the same time, whose identifiers
+// they do not tell.
 type packets struct {
 	src, dst netip.AddrPort
 	proto    string
@@ -333,10 +335,14 @@ func (s *suite) readAudit(t *testing.T) (records []audit.Record) {
 			if r.Source != nil && r.Destination != nil {
 				p.src, p.dst = netip.AddrPortFrom(r.Source.IP, r.Source.Port), netip.AddrPortFrom(r.Destination.IP, r.Destination.Port)
 			}
-			if !s.packets[p] {
-				s.packets[p] = true
-				s.recorded += r.Count
+			by := s.packets[p]
+			if by == nil {
+				by = map[string]uint64{}
+				s.packets[p] = by
 			}
+			s.recorded -= max(by["egress"], by["ingress"])
+			by[r.Direction] += r.Count
+			s.recorded += max(by["egress"], by["ingress"])
 		}
 		records = append(records, r)
 	}
