@@ -32,7 +32,7 @@ func TestChangedConfiguration(t *testing.T) {
 		if !alive(in) || !alive(out) || !alive(asked) {
 			t.Errorf("%s: live connections died: to y/b %t, from y/b %t, to z/c %t", step, cut(in), cut(out), cut(asked))
 		}
-		if !r.opens("tcp", "x/c", "y/b", 6) || r.world.Host("outside").NS.Probe("udp", r.to("y/b", 4, 80), nstest.Blocked) == nil || !r.opens("tcp", "outside", "z/c", 4) || !r.opens("udp", "z/c", "outside", 6) {
+		if !r.reaches("tcp", "x/c", "y/b", 6) || r.world.Host("outside").NS.Probe("udp", r.to("y/b", 4, 80), nstest.Blocked) == nil || !r.reaches("tcp", "outside", "z/c", 4) || !r.reaches("udp", "z/c", "outside", 6) {
 			t.Errorf("%s: the policy is not in force, or more than that is", step)
 		}
 		r.write("policy.yaml", denyYB)
@@ -45,7 +45,7 @@ func TestChangedConfiguration(t *testing.T) {
 	}
 	r.stop(syscall.SIGKILL)
 	r.cleanup()
-	if !r.opens("tcp", "outside", "y/b", 4) {
+	if !r.reaches("tcp", "outside", "y/b", 4) {
 		t.Error("after the cleanup something is still in force")
 	}
 }
@@ -70,7 +70,7 @@ func (r *rig) secondDaemon(dataplane string) {
 		second.proc.Process.Kill()
 		r.t.Errorf("a second daemon runs:\n%s", second.logText())
 	}
-	if !alive(live) || !r.opens("tcp", "x/a", "y/b", 6) || r.opens("udp", "outside", "y/b", 4) {
+	if !alive(live) || !r.reaches("tcp", "x/a", "y/b", 6) || r.opens("udp", "outside", "y/b", 4) {
 		r.t.Error("a second daemon disturbs the first")
 	}
 }
@@ -97,8 +97,8 @@ func TestOrderlyStop(t *testing.T) {
 				}
 			}
 			r.stop(syscall.SIGTERM)
-			answered := func(c net.Conn) bool {
-				if err := c.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+			answered := func(c net.Conn, wait time.Duration) bool {
+				if err := c.SetReadDeadline(time.Now().Add(wait)); err != nil {
 					t.Fatal(err)
 				}
 				_, err := c.Read(make([]byte, 16))
@@ -106,10 +106,10 @@ func TestOrderlyStop(t *testing.T) {
 			}
 			lost, passed := 0, 0
 			for i := range waiting {
-				if !answered(allowed[i]) {
+				if !answered(allowed[i], nstest.Timeout) {
 					lost++
 				}
-				if answered(denied[i]) {
+				if answered(denied[i], time.Millisecond) {
 					passed++
 				}
 			}
