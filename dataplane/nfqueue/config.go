@@ -69,14 +69,15 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-const maxQueues = 64
+// MaxQueues bounds Config.Queues.
+const MaxQueues = 64
 
 func (c Config) complete() (Config, error) {
 	if c.QueueNum == 0 {
 		c.QueueNum = 7300
 	}
 	if c.Queues == 0 {
-		c.Queues = min(runtime.NumCPU(), maxQueues)
+		c.Queues = min(runtime.NumCPU(), MaxQueues)
 	}
 	if c.MaxPacketLen == 0 {
 		c.MaxPacketLen = 128
@@ -94,8 +95,8 @@ func (c Config) complete() (Config, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	var errs []error
-	if c.Queues < 0 || c.Queues > maxQueues || int(c.QueueNum)+c.Queues > 1<<16 {
-		errs = append(errs, fmt.Errorf("%d queues from number %d on: want 1 to %d queues with numbers below 65536", c.Queues, c.QueueNum, maxQueues))
+	if c.Queues < 0 || c.Queues > MaxQueues || int(c.QueueNum)+c.Queues > 1<<16 {
+		errs = append(errs, fmt.Errorf("%d queues from number %d on: want 1 to %d queues with numbers below 65536", c.Queues, c.QueueNum, MaxQueues))
 	}
 	if c.MaxPacketLen < 64 || c.MaxPacketLen > 0xffff {
 		errs = append(errs, fmt.Errorf("maximum packet length %d: want 64 to 65535 bytes", c.MaxPacketLen))
