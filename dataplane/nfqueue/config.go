@@ -65,6 +65,10 @@ type Config struct {
 	// Marks.Accept by itself works, too, but then every change of policy walks the
 	// kernel's table of connections.
 	FastMark uint32
+	// FormerMark is the same bit, if programs of a fast path that was alone may be
+	// at work until Update, whether or not there will be one in front. They take
+	// what bears it without the accept bit for unjudged, so that bit stays.
+	FormerMark uint32
 	// Logger; nil discards.
 	Logger *slog.Logger
 }
@@ -105,7 +109,7 @@ func (c Config) complete() (Config, error) {
 		errs = append(errs, fmt.Errorf("read buffer %d: want a number of bytes", c.ReadBuffer))
 	}
 	errs = append(errs, c.Marks.validate())
-	if ours := c.Marks.Accept | c.Marks.Reply; c.FastMark&(c.FastMark-1) != 0 || c.FastMark&ours != 0 {
+	if ours := c.Marks.Accept | c.Marks.Reply; c.FastMark&(c.FastMark-1) != 0 || (c.FastMark|c.FormerMark)&ours != 0 {
 		errs = append(errs, fmt.Errorf("fast mark %#x: want a single bit that is neither accept %#x nor reply %#x, or none", c.FastMark, c.Marks.Accept, c.Marks.Reply))
 	}
 	if err := errors.Join(errs...); err != nil {
