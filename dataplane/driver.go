@@ -220,6 +220,16 @@ type Heir interface {
 	Inherit(judge func(*Inherited) bool)
 }
 
+// Preparer is a Backend to which others leave what they do not judge.
+type Preparer interface {
+	Backend
+	// Prepare makes the kernel side ask about everything that t may be about, and
+	// leaves what is accepted already as it is. Of the first table it is told before
+	// any worker has it, and before any backend's Update: what they leave to it from
+	// then on waits, and is judged by it.
+	Prepare(t *classifier.Table) error
+}
+
 // Drainer is a Backend that can stop bringing packets up without losing those that
 // are on their way.
 type Drainer interface {

@@ -303,7 +303,8 @@ func (e *Engine) drain() {
 // t's generation must be greater than the one in force, or ErrGeneration is
 // returned and nothing changes. A worker that does not come back in
 // Config.StallTimeout gives ErrStalled, a backend that fails its own error; t
-// stays in force either way.
+// stays in force either way. Only if a backend cannot be prepared for a first table
+// is that not in force, and the next one is the first.
 func (e *Engine) SetTable(t *classifier.Table, c Change) (cut int, err error) {
 	return e.publish(&snapshot{classifier: t, generation: t.Generation(), table: t}, c)
 }
@@ -314,6 +315,11 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	old := e.current.Load()
 	if old != nil && s.generation <= old.generation {
 		return 0, fmt.Errorf("%w: %d after %d", ErrGeneration, s.generation, old.generation)
+	}
+	if old == nil {
+		if err := e.prepare(s); err != nil {
+			return 0, err
+		}
 	}
 	if e.partial || old == nil || s.table != nil && !c.between(old.table, s.table) {
 		c = Change{}
@@ -359,6 +365,21 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	}
 	e.partial = len(errs) > 0
 	return cut - int(before), errors.Join(errs...)
+}
+
+// prepare tells of the first table whoever is left something by others, before any
+// worker has it. A run of another configuration may have judged alone what is left to
+// a later hook from then on: one that knows of nobody to judge yet would pass it.
+func (e *Engine) prepare(s *snapshot) error {
+	var errs []error
+	for i, b := range e.cfg.Backends {
+		if p, ok := b.(Preparer); ok {
+			if err := p.Prepare(s.table); err != nil {
+				errs = append(errs, fmt.Errorf("%s: prepare for table generation %d: %w", e.backends[i], s.generation, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // observed waits until every worker has finished the batch it was in.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -405,5 +406,48 @@ func TestTableOf(t *testing.T) {
 	}
 	if e.TableOf(400-256) != nil || e.TableOf(400-255) == nil {
 		t.Error("the history is not bounded to 256")
+	}
+}
+
+// preparer is a backend to which others leave packets.
+type preparer struct {
+	*fake.Backend
+	prepare func() error
+}
+
+func (p preparer) Prepare(*classifier.Table) error { return p.prepare() }
+
+// TestPrepare: whoever is left something by others hears of the first table before
+// workers and backends do, and if it cannot act on it, nobody has that table.
+func TestPrepare(t *testing.T) {
+	front := fake.NewBackend("front", fake.NewDriver(1, false))
+	prepared := 0
+	failed := errors.New("no memory")
+	behind := preparer{Backend: fake.NewBackend("behind")}
+	var e *dataplane.Engine
+	behind.prepare = func() error {
+		prepared++
+		select {
+		case <-e.Ready():
+			t.Error("prepared when the workers have the table")
+		default:
+		}
+		if front.Updates() > 0 || behind.Updates() > 0 {
+			t.Error("prepared after an update")
+		}
+		return failed
+	}
+	e = dataplane.New(dataplane.Config{Backends: []dataplane.Backend{front, behind}})
+	if _, err := e.Publish(&dataplane.Stub{Gen: 1, Allowed: dataplane.Always}); !errors.Is(err, failed) || !strings.Contains(err.Error(), "behind") || front.Updates()+behind.Updates() > 0 {
+		t.Errorf("%v, %d updates", err, front.Updates()+behind.Updates())
+	}
+	failed = nil
+	for gen := range uint64(3) { // the first one once more: it is not in force
+		if _, err := e.Publish(&dataplane.Stub{Gen: gen + 1, Allowed: dataplane.Always}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if prepared != 2 || front.Updates() != 3 {
+		t.Errorf("prepared %d times, want once for each attempt at a first table; %d updates", prepared, front.Updates())
 	}
 }

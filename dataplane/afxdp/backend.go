@@ -41,6 +41,7 @@ type Backend struct {
 	objects  objects
 	adopted  []int // devices with pinned links of an earlier process
 	released bool  // what an earlier process pinned has been removed
+	begun    bool  // there was an Update: who the pods are is known
 	restored uint64
 	pair     *upcallPair
 	devices  map[int]*device
@@ -333,6 +334,7 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 			b.locals[a.Unmap()] = true
 		}
 		b.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
+		b.begun = true
 		// What is not ours any more goes whatever keeps a device from being ours.
 		err := errors.Join(b.refresh(), b.release())
 		b.guardChanged()         // a generation begins anyway
