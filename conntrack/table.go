@@ -47,7 +47,7 @@ type Stats struct {
 	Replaced uint64 // by a new connection on the same tuple
 	Evicted  uint64 // because the table was full
 	Expired  uint64 // idle for too long
-	Removed  uint64 // by Remove and Forget
+	Removed  uint64 // by Forget
 	Hits     uint64 // packets whose connection Seen found
 	Misses   uint64 // packets whose connection it did not find, or that open another one
 }
@@ -225,17 +225,6 @@ func (t *Table) Forget(rec *Record) bool {
 	return true
 }
 
-// Remove removes the connection that k belongs to, in either direction.
-func (t *Table) Remove(k flow.Key) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.remove(canonical(k)) {
-		return false
-	}
-	t.stats.Removed++
-	return true
-}
-
 // Each calls fn with a copy of every record until fn returns false. A connection
 // that is in the table from the beginning of the call to its end is visited
 // exactly once, others at most once for each time they were inserted. Records past
@@ -386,14 +375,11 @@ func (t *Table) expire(r *Record) {
 	t.stats.Expired++
 }
 
-func (t *Table) remove(key flow.Key) bool {
-	s, ok := t.index.Peek(key)
-	if !ok {
-		return false
-	}
+// remove takes out the record that is filed under key.
+func (t *Table) remove(key flow.Key) {
+	s, _ := t.index.Peek(key)
 	t.index.Remove(key)
 	t.release(s)
-	return true
 }
 
 // acquire returns an empty slot.
