@@ -18,8 +18,8 @@ import (
 	"github.com/tierwall/tierwall/dataplane"
 )
 
-// Decider is what Update needs of a table. *classifier.Table is one.
-type Decider interface {
+// decider is what Update needs of a table.
+type decider interface {
 	// Lookup decides a connection; the key is in the direction it was opened.
 	Lookup(flow.Key) classifier.Decision
 	// LookupVia decides a connection that was opened to a Service.
@@ -65,7 +65,6 @@ var (
 	_ dataplane.Driver   = (*driver)(nil)
 	_ dataplane.Rejecter = (*driver)(nil)
 	_ dataplane.Drainer  = (*Backend)(nil)
-	_ Decider            = (*classifier.Table)(nil)
 )
 
 // New binds the queues and installs the ruleset in the network namespace of the
@@ -85,8 +84,9 @@ func New(c Config) (*Backend, error) {
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("nfqueue: %w", err), b.release())
 	}
-	c.Logger.Info("nfqueue backend ready", "queues", c.Queues, "first_queue", c.QueueNum,
-		"queue_expression", b.fw.features.queueExpr, "fib_expression", b.fw.features.fib, "reject_expression", b.fw.features.reject, "anti_spoofing", b.fw.features.back && !c.AllowSpoofing, "fail_open", c.FailOpen)
+	f := b.fw.features
+	c.Logger.Info("nfqueue backend ready", "queues", c.Queues, "firstQueue", c.QueueNum, "queueExpression", f.queueExpr, "fibExpression", f.fib,
+		"rejectExpression", f.reject, "antiSpoofing", f.back && !c.AllowSpoofing, "failOpen", c.FailOpen)
 	return b, nil
 }
 
@@ -180,9 +180,6 @@ func (b *Backend) release() error {
 // Name implements dataplane.Backend.
 func (b *Backend) Name() string { return "nfqueue" }
 
-// Marks returns the mark bits in use, for whoever re-injects or sends packets.
-func (b *Backend) Marks() Marks { return b.config.Marks }
-
 // Drivers implements dataplane.Backend.
 func (b *Backend) Drivers() []dataplane.Driver {
 	ds := make([]dataplane.Driver, len(b.drivers))
@@ -199,7 +196,7 @@ func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err 
 
 // update first brings the sets up to date, then cuts: a connection that becomes
 // subject to policy in between has no accept bit and is judged by the new table.
-func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
+func (b *Backend) update(t decider, c dataplane.Change) (cut int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {

@@ -65,7 +65,7 @@ func newJudge(allow func(flow.Key) bool) *judge {
 
 func (j *judge) policy(allow func(flow.Key) bool) { j.allow.Store(&allow) }
 
-// Lookup implements Decider.
+// Lookup implements decider.
 func (j *judge) Lookup(k flow.Key) classifier.Decision {
 	if (*j.allow.Load())(k) {
 		return classifier.Decision{Verdict: classifier.Allow}
@@ -73,22 +73,22 @@ func (j *judge) Lookup(k flow.Key) classifier.Decision {
 	return classifier.Decision{}
 }
 
-// LookupVia implements Decider.
+// LookupVia implements decider.
 func (j *judge) LookupVia(k flow.Key, _ flow.Service) classifier.Decision { return j.Lookup(k) }
 
-// Services implements Decider.
+// Services implements decider.
 func (j *judge) Services() []classifier.ServicePort { return nil }
 
-// Selected implements Decider.
+// Selected implements decider.
 func (j *judge) Selected() []netip.Addr { return j.selected }
 
-// Locals implements Decider.
+// Locals implements decider.
 func (j *judge) Locals() []netip.Addr { return j.locals }
 
-// LocalPrefixes implements Decider.
+// LocalPrefixes implements decider.
 func (j *judge) LocalPrefixes() []netip.Prefix { return j.prefixes }
 
-// UnknownLocal implements Decider.
+// UnknownLocal implements decider.
 func (j *judge) UnknownLocal(k flow.Key) (src, dst bool) {
 	unknown := func(a netip.Addr) bool {
 		return slices.ContainsFunc(j.prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) && !slices.Contains(j.locals, a)
