@@ -279,42 +279,7 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		if p.ID >= uint32(d.n) || sent&(1<<p.ID) != 0 {
 			continue
 		}
-		m := &d.meta[p.ID]
-		switch {
-		case p.Disposition == dataplane.PassPacket:
-			// The kernel takes an ICMP error for a part of the connection it is
-			// about, and would have that accepted with it.
-			// And what was recalled of a connection from a pod's packet may be
-			// over: the program where it leaves sees whether it is.
-			accept, fast := !p.Headers.IsError, !p.Headers.IsError
-			if p.Real.Valid() && !m.Egress {
-				accept, fast = false, d.final
-			}
-			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), accept, fast)
-			if p.Remember && nameable(p) {
-				d.remember(p, s)
-			}
-		case p.Disposition == dataplane.DeferPacket && (!d.final && !m.Final || p.Onward):
-			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), false, d.final)
-			if nameable(p) {
-				k, _ := makeFlowKey(d.name(p))
-				s.Cell, s.Flags = [2]uint16{}, 0
-				d.later.add(&k, &s)
-			}
-		case d.answered&(1<<p.ID) != 0: // dropped, and the answer is in its place
-		default: // DropPacket, or deferred with nobody to defer to
-			if p.Disposition == dataplane.DropPacket && p.Remember && nameable(p) {
-				k, back := makeFlowKey(d.name(p))
-				if back {
-					k.Back = 1
-				}
-				s.Cell, s.Flags = [2]uint16{}, 0
-				d.denied.add(&k, &s)
-			}
-			continue
-		}
-		if m.Cut { // judged, and its flow remembered; the rest of it is gone
-			d.overflow.Add(1)
+		if !d.carry(p, s) {
 			continue
 		}
 		sent |= 1 << p.ID
@@ -341,6 +306,48 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		d.refill(tx[n:])
 	}
 	return errors.Join(err, terr, d.sock.reclaim())
+}
+
+// carry does what a packet's disposition asks for, and notes in the batches of entries
+// what is to be remembered. It reports whether the packet, or the answer in its place, is
+// to be sent. s is what entries have in common.
+func (d *driver) carry(p *dataplane.Packet, s flowState) (send bool) {
+	m := &d.meta[p.ID]
+	switch {
+	case p.Disposition == dataplane.PassPacket:
+		// The kernel takes an ICMP error for a part of the connection it is about, and
+		// would have that accepted with it. And what was recalled of a connection from
+		// a pod's packet may be over: the program where it leaves sees whether it is.
+		accept, fast := !p.Headers.IsError, !p.Headers.IsError
+		if p.Real.Valid() && !m.Egress {
+			accept, fast = false, d.final
+		}
+		setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), accept, fast)
+		if p.Remember && nameable(p) {
+			d.remember(p, s)
+		}
+	case p.Disposition == dataplane.DeferPacket && (!d.final && !m.Final || p.Onward):
+		setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), false, d.final)
+		if nameable(p) {
+			k, _ := makeFlowKey(d.name(p))
+			d.later.add(&k, &s)
+		}
+	case d.answered&(1<<p.ID) != 0: // dropped, and the answer is in its place
+	default: // DropPacket, or deferred with nobody to defer to
+		if p.Disposition == dataplane.DropPacket && p.Remember && nameable(p) {
+			k, back := makeFlowKey(d.name(p))
+			if back {
+				k.Back = 1
+			}
+			d.denied.add(&k, &s)
+		}
+		return false
+	}
+	if m.Cut { // judged, and its flow remembered; the rest of it is gone
+		d.overflow.Add(1)
+		return false
+	}
+	return true
 }
 
 func (d *driver) refill(descs []xdp.Desc) {
