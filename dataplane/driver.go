@@ -1,8 +1,6 @@
 package dataplane
 
 import (
-	"errors"
-
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/conntrack"
@@ -89,9 +87,6 @@ type Batch struct {
 	Packets [BatchSize]Packet
 	N       int // packets filled, ≤ BatchSize
 }
-
-// ErrClosed is returned by Driver.Recv after Driver.Close.
-var ErrClosed = errors.New("dataplane: driver closed")
 
 // Driver moves packets between the kernel and one Worker. A driver belongs to
 // its worker's goroutine, Close excepted.

@@ -37,6 +37,9 @@ const (
 	keepTable  = 5 * time.Second // after it was replaced
 )
 
+// ErrClosed is returned by Driver.Recv after Driver.Close.
+var ErrClosed = errors.New("dataplane: driver closed")
+
 // Errors of SetTable.
 var (
 	ErrStalled    = errors.New("dataplane: a worker did not finish its batch in time")

@@ -18,8 +18,8 @@ import (
 	"github.com/tierwall/tierwall/dataplane"
 )
 
-// decider is what Update needs of a table.
-type decider interface {
+// Decider is what Update needs of a table. *classifier.Table is one.
+type Decider interface {
 	// Lookup decides a connection; the key is in the direction it was opened.
 	Lookup(flow.Key) classifier.Decision
 	// LookupVia decides a connection that was opened to a Service.
@@ -65,6 +65,7 @@ var (
 	_ dataplane.Driver   = (*driver)(nil)
 	_ dataplane.Rejecter = (*driver)(nil)
 	_ dataplane.Drainer  = (*Backend)(nil)
+	_ Decider            = (*classifier.Table)(nil)
 )
 
 // New binds the queues and installs the ruleset in the network namespace of the
@@ -196,7 +197,7 @@ func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err 
 
 // update first brings the sets up to date, then cuts: a connection that becomes
 // subject to policy in between has no accept bit and is judged by the new table.
-func (b *Backend) update(t decider, c dataplane.Change) (cut int, err error) {
+func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {

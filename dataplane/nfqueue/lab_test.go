@@ -65,7 +65,7 @@ func newJudge(allow func(flow.Key) bool) *judge {
 
 func (j *judge) policy(allow func(flow.Key) bool) { j.allow.Store(&allow) }
 
-// Lookup implements decider.
+// Lookup implements Decider.
 func (j *judge) Lookup(k flow.Key) classifier.Decision {
 	if (*j.allow.Load())(k) {
 		return classifier.Decision{Verdict: classifier.Allow}
@@ -73,22 +73,22 @@ func (j *judge) Lookup(k flow.Key) classifier.Decision {
 	return classifier.Decision{}
 }
 
-// LookupVia implements decider.
+// LookupVia implements Decider.
 func (j *judge) LookupVia(k flow.Key, _ flow.Service) classifier.Decision { return j.Lookup(k) }
 
-// Services implements decider.
+// Services implements Decider.
 func (j *judge) Services() []classifier.ServicePort { return nil }
 
-// Selected implements decider.
+// Selected implements Decider.
 func (j *judge) Selected() []netip.Addr { return j.selected }
 
-// Locals implements decider.
+// Locals implements Decider.
 func (j *judge) Locals() []netip.Addr { return j.locals }
 
-// LocalPrefixes implements decider.
+// LocalPrefixes implements Decider.
 func (j *judge) LocalPrefixes() []netip.Prefix { return j.prefixes }
 
-// UnknownLocal implements decider.
+// UnknownLocal implements Decider.
 func (j *judge) UnknownLocal(k flow.Key) (src, dst bool) {
 	unknown := func(a netip.Addr) bool {
 		return slices.ContainsFunc(j.prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) && !slices.Contains(j.locals, a)

@@ -74,13 +74,40 @@ func ruleset(c Config, f features) []chain {
 	// that has a mark of ours comes from the fast path.
 	known := ruleSpec{"accepted connection", join(ctMarkHas(accept), count(counterBypassed), markHasNot(ours), verdict(expr.VerdictAccept))}
 	passed := ruleSpec{"accepted by userspace or the fast path", join(markHas(accept), gotoChain("passed"))}
+	remember := ruleSpec{"the rest of the connection stays in the kernel", join(markHas(accept), setCtMark(accept))}
+	forget := ruleSpec{"our bits end here", setMark(^ours, 0)}
+	own := []ruleSpec{
+		// Without this a connection that a policy update has cut would be opened
+		// again by the node's next answer.
+		{"answers to pods: judged when the pod opened the connection", join(ctDirection(reply), verdict(expr.VerdictAccept))},
+	}
+	if f.reject {
+		// To the end that opened the connection it is an answer, see above.
+		own = append(own, ruleSpec{"a refusal to the end that was called", join(ctRelated(), tcpReset(), verdict(expr.VerdictAccept))})
+	}
+	if f.fib {
+		own = append(own,
+			ruleSpec{"the node's own connection: its replies pass", join(sourceIsLocal(), setCtMark(accept))},
+			ruleSpec{"the node's own traffic to its pods passes", join(sourceIsLocal(), verdict(expr.VerdictAccept))},
+		)
+	}
+	own = append(own, ruleSpec{"sent on behalf of somebody else", gotoChain(chainJudge)})
+	mine := []ruleSpec{{remember.comment, setCtMark(accept)}, forget}
 	var first []ruleSpec // of what a fast path in front has passed
 	if fast := c.FastMark; fast != 0 {
 		first = []ruleSpec{{"the fast path knows it", join(markIs(accept|fast, fast), verdict(expr.VerdictAccept))}}
+		// The fast path judges packets, and neither sees whose error one is nor in
+		// which zone.
+		aside := []ruleSpec{{"what is about a connection does not accept it", join(markHas(fast), ctRelated(), setMark(^ours, 0), verdict(expr.VerdictAccept))}}
+		if f.zones {
+			aside = append(aside, ruleSpec{"nor does what may have another's name", join(markHas(fast), ctZoned(), setMark(^ours, 0), verdict(expr.VerdictAccept))})
+		}
+		mine = append(aside, mine...)
 	}
 	var chains []chain
 	if f.reject {
 		chains = append(chains, refuse())
+		mine = append([]ruleSpec{{"userspace refuses it", join(markIs(ours, ours), gotoChain("refuse"))}}, mine...)
 	}
 	chains = append(chains, []chain{
 		// Filled by addServiceRules.
@@ -93,8 +120,8 @@ func ruleset(c Config, f features) []chain {
 		}},
 		{name: chainJudge, rules: judgeRules(c, f)},
 		{name: "arrived", rules: arrived(c, f)},
-		{name: "own", rules: ownRules(c, f)},
-		{name: "passed", rules: passedRules(c, f)},
+		{name: "own", rules: own},
+		{name: "passed", rules: mine},
 	}...)
 	for _, v := range []family{ipv4, ipv6} {
 		chains = append(chains,
@@ -138,54 +165,8 @@ func ruleset(c Config, f features) []chain {
 		}, perFamily("output")...)},
 		// A packet judged in the output hook cannot take it again with the accept
 		// bit: there the bit means a refusal.
-		chain{name: "output-save", hook: nftables.ChainHookOutput, priority: prioritySave, rules: []ruleSpec{
-			{staysInKernel, join(markHas(accept), setCtMark(accept))},
-			{ourBitsEnd, setMark(^ours, 0)},
-		}},
+		chain{name: "output-save", hook: nftables.ChainHookOutput, priority: prioritySave, rules: []ruleSpec{remember, forget}},
 	)
-}
-
-// Comments of rules that are in two chains.
-const (
-	staysInKernel = "the rest of the connection stays in the kernel"
-	ourBitsEnd    = "our bits end here"
-)
-
-// passedRules are for packets that userspace, or a fast path in front, has decided.
-func passedRules(c Config, f features) (rules []ruleSpec) {
-	accept, ours := c.Marks.Accept, c.Marks.Accept|c.Marks.Reply
-	if f.reject {
-		rules = append(rules, ruleSpec{"userspace refuses it", join(markIs(ours, ours), gotoChain("refuse"))})
-	}
-	if fast := c.FastMark; fast != 0 {
-		// The fast path judges packets, and neither sees whose error one is nor in
-		// which zone.
-		rules = append(rules, ruleSpec{"what is about a connection does not accept it", join(markHas(fast), ctRelated(), setMark(^ours, 0), verdict(expr.VerdictAccept))})
-		if f.zones {
-			rules = append(rules, ruleSpec{"nor does what may have another's name", join(markHas(fast), ctZoned(), setMark(^ours, 0), verdict(expr.VerdictAccept))})
-		}
-	}
-	return append(rules, ruleSpec{staysInKernel, setCtMark(accept)}, ruleSpec{ourBitsEnd, setMark(^ours, 0)})
-}
-
-// ownRules are for what this host sends to its pods.
-func ownRules(c Config, f features) []ruleSpec {
-	rules := []ruleSpec{
-		// Without this a connection that a policy update has cut would be opened
-		// again by the node's next answer.
-		{"answers to pods: judged when the pod opened the connection", join(ctDirection(reply), verdict(expr.VerdictAccept))},
-	}
-	if f.reject {
-		// To the end that opened the connection it is an answer, see above.
-		rules = append(rules, ruleSpec{"a refusal to the end that was called", join(ctRelated(), tcpReset(), verdict(expr.VerdictAccept))})
-	}
-	if f.fib {
-		rules = append(rules,
-			ruleSpec{"the node's own connection: its replies pass", join(sourceIsLocal(), setCtMark(c.Marks.Accept))},
-			ruleSpec{"the node's own traffic to its pods passes", join(sourceIsLocal(), verdict(expr.VerdictAccept))},
-		)
-	}
-	return append(rules, ruleSpec{"sent on behalf of somebody else", gotoChain(chainJudge)})
 }
 
 // arrived is for packets to be judged that came from outside this host. Policy goes

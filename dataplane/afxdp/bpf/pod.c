@@ -12,12 +12,13 @@
 #include "flows.h"
 #include "front.h"
 #include "guard.h"
-#include "nat.h"
 #include "parse.h"
 #include "upcall.h"
 
 // Set by the Go side before loading; the verifier sees constants.
 volatile const __u8 strict = 0; // no later hook judges what we leave alone
+
+#include "nat.h"
 
 // addresses fills in both addresses of a packet that parse did not get through.
 // It reports whether the packet is IP at all.

@@ -105,10 +105,10 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 	int egress = about & UP_EGRESS, final = about & UP_FINAL;
 	if (!p || !o)
 		return TCX_DROP;
-	// What is on a CPU stays there: whoever waits for the answer is there, too.
-	__u32 queue = get_smp_processor_id() % queues;
 	// The kernel takes the socket of a daemon that died out of the map; one that
 	// hangs gives no sign of life.
+	// What is on a CPU stays there: whoever waits for the answer is there, too.
+	__u32 queue = get_smp_processor_id() % queues;
 	if (!map_lookup(&sockets, &queue) || now > alive + alive_time) {
 		if (final && !open) {
 			add(COUNT_ALONE_DROP, 1);
