@@ -38,7 +38,7 @@ func TestEachTouching(t *testing.T) {
 			k := between(r, hosts)
 			switch r.IntN(8) {
 			case 0:
-				tab.Remove(k)
+				forget(tab, k)
 			case 1:
 				tab.Insert(k.Reverse(), &Packet{Key: k}, Admission{}, now) // the other way round
 			default:

@@ -214,7 +214,7 @@ func run(t *testing.T, seed uint64) {
 				want = [3]any{m.recs[i], p.Key != m.recs[i].Key, true}
 			}
 		case 7:
-			got, want = tab.Remove(p.Key), m.remove(p.Key)
+			got, want = forget(tab, p.Key), m.remove(p.Key)
 		case 8:
 			got, want = tab.Expire(now, limits.Records), m.expireAll(now)
 		case 10:

@@ -30,8 +30,8 @@ func TestNews(t *testing.T) {
 		{"seen by another name", func() { tab.Seen(&Packet{Key: k}, noon, new(Record)) }, 3, false},
 		{"seen plain once more", func() { tab.Seen(&Packet{Key: k, Plain: true}, noon, new(Record)) }, 4, false},
 		{"restamped", func() { r, _, _ := tab.Lookup(k, noon); tab.Restamp(&r, Admission{Generation: 9}) }, 0, false},
-		{"forgotten, long told", func() { tab.Remove(k) }, 0, false},
-		{"inserted and forgotten", func() { tab.Insert(k, &Packet{Key: k}, Admission{}, noon); tab.Remove(k) }, 1, false},
+		{"forgotten, long told", func() { forget(tab, k) }, 0, false},
+		{"inserted and forgotten", func() { tab.Insert(k, &Packet{Key: k}, Admission{}, noon); forget(tab, k) }, 1, false},
 	} {
 		step.do()
 		recs, missed := told(tab)

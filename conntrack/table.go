@@ -51,7 +51,7 @@ type Stats struct {
 	Replaced uint64 // by a new connection on the same tuple
 	Evicted  uint64 // because the table was full
 	Expired  uint64 // idle for too long
-	Removed  uint64 // by Remove and Forget
+	Removed  uint64 // by Forget
 	Hits     uint64 // packets whose connection Seen found
 	Misses   uint64 // packets whose connection it did not find, or that open another one
 }
@@ -254,20 +254,6 @@ func (t *Table) Forget(rec *Record) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s, at, ok := t.same(rec)
-	if !ok {
-		return false
-	}
-	t.remove(s, at)
-	t.stats.Removed++
-	return true
-}
-
-// Remove removes the connection that k belongs to, in either direction.
-func (t *Table) Remove(k flow.Key) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	key := canonical(k)
-	s, at, ok := t.find(&key)
 	if !ok {
 		return false
 	}

@@ -38,7 +38,8 @@
 // # Guarantees
 //
 //   - Every packet received takes exactly one [Path]; the paths' counts add up to
-//     the packets received in every snapshot of [Stats].
+//     the packets received in every snapshot of [Stats]. What a backend's kernel side
+//     did with a packet before that is its [Fate], of which each has one, too.
 //   - The path from Recv to Apply allocates nothing, takes no lock another worker
 //     takes (but a scattered one's, see above), logs nothing, and reads the clock
 //     twice per batch.
@@ -66,6 +67,8 @@
 //
 // Where the verdict is Reject the worker builds the answer and a driver that can
 // ([Rejecter]) sends it, at a bounded rate; other drivers drop. Backends, in their
-// own packages, say how packets come up and how the kernel remembers. Package fake
-// is one for tests, package audit the consumer of the events.
+// own packages, say how packets come up and how the kernel remembers. One that has to
+// find connections again is told of them ([Learner]), one that can stop without losing
+// what waits does so before the drivers close ([Drainer]). Package fake is a backend for
+// tests, package audit the consumer of the events.
 package dataplane

@@ -79,7 +79,9 @@ type Packet struct {
 	// to itself. With DropPacket it allows the kernel to drop packets like this
 	// one by itself for a moment; a driver need not.
 	Remember bool
-	Verdict  classifier.Verdict
+	// Verdict is what the table said, Drop where none was asked. Drivers go by
+	// Disposition.
+	Verdict classifier.Verdict
 }
 
 // Batch is what travels between a driver and a worker.

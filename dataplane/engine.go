@@ -15,50 +15,7 @@ import (
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/conntrack"
-	"github.com/tierwall/tierwall/dataplane/packet"
 )
-
-// FailMode says what happens to packets that cannot be decided: because no table
-// was published yet, or because one end is a pod of this node that the table does
-// not know.
-type FailMode uint8
-
-// Fail modes. The zero value is the safe one.
-const (
-	// FailClosed drops, cause table-not-ready or unknown-local.
-	FailClosed FailMode = iota
-	// FailOpen passes before the first table, and does not let the kernel
-	// remember. A pod that is not known has no policy; the other end's decides.
-	FailOpen
-)
-
-// String returns "closed" or "open".
-func (m FailMode) String() string {
-	if m == FailOpen {
-		return "open"
-	}
-	return "closed"
-}
-
-// Established says what a new table means for connections an older one allowed.
-type Established uint8
-
-// Established modes.
-const (
-	// Strict re-evaluates them; what the new table denies is cut.
-	Strict Established = iota
-	// Keep lets them run until they end. Best effort: a connection that its
-	// table forgot (evicted, expired, restart) is new when it is seen again.
-	Keep
-)
-
-// String returns "strict" or "keep".
-func (m Established) String() string {
-	if m == Keep {
-		return "keep"
-	}
-	return "strict"
-}
 
 // Classifier is what a worker asks: the part of *classifier.Table that the
 // packet path uses. Implementations are immutable and safe for concurrent use.
@@ -71,46 +28,6 @@ type Classifier interface {
 	Generation() uint64
 }
 
-// Config configures an Engine. Only Backends is required.
-type Config struct {
-	Backends    []Backend
-	FailMode    FailMode
-	Established Established
-	// Conntrack bounds each worker's connection table, not the sum. Worker is
-	// filled in. Limits that do not validate make New panic.
-	Conntrack conntrack.Limits
-	// RingSize is the event ring's size per worker; 0 means DefaultRingSize.
-	RingSize int
-	// AuditAll reports the first packet of every connection and every denied
-	// packet, AuditDenies only the latter, whatever the rules ask for.
-	AuditAll, AuditDenies bool
-	// CutReset answers TCP segments of connections that exist, but are denied, with
-	// a reset, whatever the verdict: each end of a connection that a new table
-	// cuts learns it when it next sends. Without it they time out.
-	CutReset bool
-	// RejectRate bounds, per worker and second, how many packets are answered; 0
-	// means DefaultRejectRate, less than 0 that none is. A burst of a tenth of it
-	// is answered at once. What exceeds it is dropped without an answer.
-	RejectRate int
-	// Clock returns nanoseconds that never step back; nil means MonotonicClock.
-	// It is read twice per batch and must be cheap and concurrency-safe.
-	Clock func() int64
-	// Logger gets state changes; nil discards. Nothing is logged per packet.
-	Logger *slog.Logger
-	// StallTimeout bounds how long SetTable waits for a worker to finish its
-	// batch; 0 means DefaultStallTimeout.
-	StallTimeout time.Duration
-}
-
-// Defaults of Config.
-const (
-	DefaultRingSize     = 8192
-	DefaultStallTimeout = 2 * time.Second
-	// DefaultRejectRate is what Linux bounds its own ICMP errors to
-	// (net.ipv4.icmp_msgs_per_sec).
-	DefaultRejectRate = 1000
-)
-
 // How many tables TableOf can still resolve: the current one and its
 // predecessors. An event waits in a ring for milliseconds, or while the disk
 // hiccups for seconds; tables share what did not change between them.
@@ -119,6 +36,9 @@ const (
 	mostTables = 256             // at most: what is younger than keepTable
 	keepTable  = 5 * time.Second // after it was replaced
 )
+
+// ErrClosed is returned by Driver.Recv after Driver.Close.
+var ErrClosed = errors.New("dataplane: driver closed")
 
 // Errors of SetTable.
 var (
@@ -229,8 +149,8 @@ func New(cfg Config) *Engine {
 }
 
 // Run moves packets until ctx is done, then lets the backends drain, closes every
-// driver, waits for the workers and returns nil. If a driver fails for good Run stops all of them and
-// returns the reason. Backends stay open: what their Close means for traffic is
+// driver, waits for the workers and returns nil. If a driver fails for good Run stops
+// all of them and returns the reason. Backends stay open: what their Close means for traffic is
 // the caller's decision. Run may be called once.
 func (e *Engine) Run(ctx context.Context) error {
 	if !e.running.CompareAndSwap(false, true) {
@@ -405,51 +325,6 @@ func (e *Engine) observed() error {
 	return nil
 }
 
-// tellEvery is the time between two rounds of news where policy does not change.
-// A worker's table may see all of its records replaced in between, at
-// conntrack.DefaultRecords and a hundred thousand new connections a second.
-const tellEvery = 500 * time.Millisecond
-
-// tellUntil tells Learners what there is to learn until ctx is done.
-func (e *Engine) tellUntil(ctx context.Context) {
-	if len(e.learners) == 0 {
-		<-ctx.Done()
-		return
-	}
-	tick := time.NewTicker(tellEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			if e.update.TryLock() { // else an update does it
-				e.tell(e.observed() != nil)
-				e.update.Unlock()
-			}
-		}
-	}
-}
-
-// tell hands news to Learners. update is held, and workers have been observed; if
-// they stalled, what they have in their hands is not known.
-func (e *Engine) tell(stalled bool) {
-	if len(e.learners) == 0 {
-		return
-	}
-	for i, w := range e.workers {
-		name := e.backends[w.backend]
-		missed := w.conns.News(func(news []conntrack.Record) {
-			for _, l := range e.learners {
-				l.Learn(name, news, false)
-			}
-		})
-		for _, l := range e.learners {
-			l.Learn(name, nil, missed || stalled && i == 0)
-		}
-	}
-}
-
 // remember keeps s for TableOf and forgets what nobody will ask for any more.
 func (e *Engine) remember(s *snapshot) {
 	e.mu.Lock()
@@ -492,7 +367,7 @@ func (e *Engine) Table() *classifier.Table {
 func (e *Engine) Now() int64 { return e.clock() }
 
 // BackendNames returns the backends' names; Event.Backend is an index into it.
-func (e *Engine) BackendNames() []string { return append([]string(nil), e.backends...) }
+func (e *Engine) BackendNames() []string { return slices.Clone(e.backends) }
 
 // Rings returns the workers' event rings. The caller must be their only consumer.
 func (e *Engine) Rings() []*Ring {
@@ -543,18 +418,4 @@ func (e *Engine) Flows(f func(backend string, rec conntrack.Record) bool) {
 			return
 		}
 	}
-}
-
-func yieldCPU() { runtime.Gosched() }
-
-// parse fills the packet's headers.
-func parse(p *Packet) packet.Problem {
-	length := int(p.Length)
-	if length == 0 {
-		length = len(p.Frame)
-	}
-	if p.L2 {
-		return packet.ParseEthernetSnap(p.Frame, length, &p.Headers)
-	}
-	return packet.ParseIPSnap(p.Frame, length, &p.Headers)
 }

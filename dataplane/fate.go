@@ -21,7 +21,7 @@ const (
 	DropLimited                 // its source sends more first packets than it may
 	DropUnheard                 // nobody there to judge it
 	DropUnknownPod              // an address of this node's pods that no known pod has
-	DropForged                  // another pod's address
+	DropForged                  // an address that its sender cannot have
 	DropStray                   // not from any pod: a frame on a device of our own
 	DropHeld                    // translated, and judged from its next packet on
 	NumFates        = int(DropHeld) + 1

@@ -31,7 +31,7 @@ func (a Answer) String() string {
 // reject answers a packet that was denied, if its sender is to know.
 func (w *Worker) reject(p *Packet, now int64) {
 	if w.tells(p) {
-		w.count.answers[w.tell(p, now)]++
+		w.count.answers[w.respond(p, now)]++
 	}
 }
 
@@ -46,9 +46,9 @@ func inMidStream(h *packet.Headers) bool {
 	return h.Key.Proto == flow.TCP && h.TCPFlags&(packet.SYN|packet.RST) == 0
 }
 
-// tell sends the answer. The order of checks: nothing is taken from the bucket
+// respond sends the answer. The order of checks: nothing is taken from the bucket
 // for what is not sent.
-func (w *Worker) tell(p *Packet, now int64) Answer {
+func (w *Worker) respond(p *Packet, now int64) Answer {
 	if w.rejecter == nil {
 		return AnswerFailed
 	}

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"math/bits"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -280,7 +281,7 @@ func (s *seqCounters) read() (c counters) {
 				return c
 			}
 		}
-		yieldCPU()
+		runtime.Gosched()
 	}
 }
 

@@ -191,8 +191,9 @@ func (w *Worker) expire(now int64) {
 }
 
 // rejudgeAll re-evaluates the records of older generations that s's change
-// affects, or with Keep those of addresses that are another pod's now. It runs on the control goroutine while the worker goes on with s:
-// whoever comes first to a record decides it, and both decide alike.
+// affects, or with Keep those of addresses that are another pod's now. It runs on the
+// control goroutine while the worker goes on with s: whoever comes first to a record
+// decides it, and both decide alike.
 func (w *Worker) rejudgeAll(s *snapshot) {
 	keep := w.engine.cfg.Established == Keep
 	settle := func(r conntrack.Record) bool {
@@ -206,6 +207,18 @@ func (w *Worker) rejudgeAll(s *snapshot) {
 		return
 	}
 	w.conns.EachTouching(s.change.Touches, settle)
+}
+
+// parse fills the packet's headers.
+func parse(p *Packet) packet.Problem {
+	length := int(p.Length)
+	if length == 0 {
+		length = len(p.Frame)
+	}
+	if p.L2 {
+		return packet.ParseEthernetSnap(p.Frame, length, &p.Headers)
+	}
+	return packet.ParseIPSnap(p.Frame, length, &p.Headers)
 }
 
 // put sends the worker's scratch event to the ring.

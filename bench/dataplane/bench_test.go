@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tierwall/tierwall/bench/internal/child"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/packet"
@@ -223,26 +224,16 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-func TestStat(t *testing.T) {
-	p, err := parseStat("18187 (a ) b) S 18139 18139 9590 0 -1 4194304 102 0 1 0 7 5 30 2 20 0 1 0 99")
-	want := procTimes{parent: 18139, own: 120 * time.Millisecond, used: 440 * time.Millisecond}
-	if err != nil || p != want {
-		t.Errorf("%+v, %v, want %+v", p, err, want)
-	}
-	for _, bad := range []string{"", "1 (x) S 2 3", "1 (x) S a 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0"} {
-		if _, err := parseStat(bad); err == nil {
-			t.Errorf("no error for %q", bad)
-		}
-	}
-}
-
 // TestOthers: this process, its descendants and the kernel's threads are not others.
 func TestOthers(t *testing.T) {
 	const self = 100
-	got := others(map[int]procTimes{
-		1: {0, 1, 1}, 2: {0, 2, 2}, 3: {2, 4, 4}, // init, kthreadd, a kernel thread
-		50: {1, 8, 16}, self: {50, 32, 32}, // a shell that waited for 8, and this
-		101: {self, 64, 64}, 102: {101, 128, 128}, 103: {99, 256, 256}, // its child and grandchild; whose parent has just ended
+	times := func(parent int, own, used time.Duration) child.Times {
+		return child.Times{Parent: parent, Own: own, Used: used}
+	}
+	got := others(map[int]child.Times{
+		1: times(0, 1, 1), 2: times(0, 2, 2), 3: times(2, 4, 4), // init, kthreadd, a kernel thread
+		50: times(1, 8, 16), self: times(50, 32, 32), // a shell that waited for 8, and this
+		101: times(self, 64, 64), 102: times(101, 128, 128), 103: times(99, 256, 256), // its child and grandchild; whose parent has just ended
 	}, self)
 	if want := time.Duration(1 + 16 + 256); got != want {
 		t.Errorf("others used %d, want %d", got, want)

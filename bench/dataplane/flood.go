@@ -75,7 +75,7 @@ func (s *session) flood(ctx context.Context, subject string, t *tally) (err erro
 	var cores, offered, passed float64
 	storm, err := l.during(ctx, func() error {
 		start := time.Now()
-		before, err := p.cpu()
+		before, err := p.CPU()
 		if err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func (s *session) flood(ctx context.Context, subject string, t *tally) (err erro
 			return err
 		}
 		err = wait(ctx, s.Window)
-		after, cerr := p.cpu()
+		after, cerr := p.CPU()
 		cores = (after - before).Seconds() / time.Since(start).Seconds()
 		var derr error
 		offered, passed, derr = d.end(ctx)

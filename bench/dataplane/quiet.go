@@ -8,9 +8,10 @@ import (
 	"os"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
+
+	"github.com/tierwall/tierwall/bench/internal/child"
 )
 
 // quiet finds moments in which nobody else uses the machine: it looks before a
@@ -99,7 +100,7 @@ func othersTime() (sum time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	procs := map[int]procTimes{}
+	procs := map[int]child.Times{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -112,51 +113,23 @@ func othersTime() (sum time.Duration, err error) {
 		if err != nil {
 			return 0, err
 		}
-		if procs[pid], err = parseStat(string(b)); err != nil {
+		if procs[pid], err = child.ParseStat(string(b)); err != nil {
 			return 0, fmt.Errorf("process %d: %w", pid, err)
 		}
 	}
 	return others(procs, os.Getpid()), nil
 }
 
-func others(procs map[int]procTimes, self int) (sum time.Duration) {
+func others(procs map[int]child.Times, self int) (sum time.Duration) {
 	const kthreadd = 2
 	for pid, p := range procs {
 		ours := false
-		for at, hops := pid, 0; at > 1 && !ours && hops < len(procs); at, hops = procs[at].parent, hops+1 {
+		for at, hops := pid, 0; at > 1 && !ours && hops < len(procs); at, hops = procs[at].Parent, hops+1 {
 			ours = at == self || at == kthreadd
 		}
 		if !ours {
-			sum += p.used
+			sum += p.Used
 		}
 	}
 	return sum
-}
-
-// procTimes is the part of /proc/PID/stat that matters here.
-type procTimes struct {
-	parent int
-	own    time.Duration // processor time of its threads
-	used   time.Duration // the same with that of its children that have ended
-}
-
-// parseStat reads /proc/PID/stat (proc(5)). The command name, in parentheses, may
-// hold anything. After it, the parent is the second field; user and system time
-// are the 12th and 13th, and those of ended children the next two, in clock ticks.
-func parseStat(s string) (p procTimes, err error) {
-	i := strings.LastIndex(s, ") ")
-	fields := strings.Fields(s[i+1:])
-	if i < 0 || len(fields) < 15 {
-		return p, fmt.Errorf("unexpected /proc/PID/stat: %q", s)
-	}
-	var v [5]int64
-	for j, f := range []string{fields[1], fields[11], fields[12], fields[13], fields[14]} {
-		if v[j], err = strconv.ParseInt(f, 10, 64); err != nil {
-			return p, fmt.Errorf("unexpected /proc/PID/stat: %w", err)
-		}
-	}
-	const tick = time.Second / 100 // USER_HZ is 100 on every architecture Go runs on
-	p.parent, p.own = int(v[0]), time.Duration(v[1]+v[2])*tick
-	p.used = p.own + time.Duration(v[3]+v[4])*tick
-	return p, nil
 }

@@ -98,7 +98,7 @@ func (s *session) restartOnce(ctx context.Context, l *lab, p *process, subject s
 		if err := wait(ctx, 50*time.Millisecond+moment); err != nil {
 			return err
 		}
-		if err := p.stop(sig); err != nil {
+		if err := p.Stop(sig); err != nil {
 			return err
 		}
 		if err := wait(ctx, s.Window); err != nil {

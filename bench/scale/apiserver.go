@@ -34,8 +34,8 @@ type Server struct {
 	ca   []byte
 	addr string
 
-	in, out atomic.Uint64 // bytes on the wire, TLS included
-	events  atomic.Uint64 // sent to watches, initial ones included
+	out    atomic.Uint64 // bytes sent, TLS included
+	events atomic.Uint64 // sent to watches, initial ones included
 
 	mu        sync.Mutex
 	version   uint64
@@ -106,15 +106,15 @@ func (s *Server) hangUp(expired bool) {
 
 // Traffic is what a server has seen.
 type Traffic struct {
-	Sent, Received uint64 // bytes, TLS included
-	Events         uint64
-	Requests       map[string]int // by "VERB RESOURCE"
+	Sent     uint64         // bytes, TLS included
+	Events   uint64         // sent to watches, initial ones included
+	Requests map[string]int // by "VERB RESOURCE"
 }
 
 func (s *Server) traffic() Traffic {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Traffic{s.out.Load(), s.in.Load(), s.events.Load(), maps.Clone(s.requests)}
+	return Traffic{s.out.Load(), s.events.Load(), maps.Clone(s.requests)}
 }
 
 func (s *Server) find(name string) *resource {

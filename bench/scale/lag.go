@@ -133,8 +133,8 @@ func (l *lagRun) changes() []lagChange {
 	}
 }
 
-// policy isolates pods labelled locked, and lets the measurement in or not.
-func (l *lagRun) policy(ctx context.Context, open bool) error {
+// lock isolates pods labelled locked, and lets the measurement in or not.
+func lock(open bool) *networkingv1.NetworkPolicy {
 	p := &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "lock"},
 		Spec: networkingv1.NetworkPolicySpec{
@@ -147,7 +147,11 @@ func (l *lagRun) policy(ctx context.Context, open bool) error {
 			Protocol: ptr(corev1.ProtocolUDP), Port: ptr(intstr.FromInt32(lagPort)),
 		}}}}
 	}
-	_, err := l.policies.Update(ctx, p, metav1.UpdateOptions{})
+	return p
+}
+
+func (l *lagRun) policy(ctx context.Context, open bool) error {
+	_, err := l.policies.Update(ctx, lock(open), metav1.UpdateOptions{})
 	return err
 }
 
@@ -169,14 +173,7 @@ func (l *lagRun) setUp(ctx context.Context) error {
 			}},
 		},
 	}
-	locked := &networkingv1.NetworkPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: "lock"},
-		Spec: networkingv1.NetworkPolicySpec{
-			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"locked": "yes"}},
-			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
-		},
-	}
-	if _, err := l.policies.Create(ctx, locked, metav1.CreateOptions{}); err != nil {
+	if _, err := l.policies.Create(ctx, lock(false), metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	// The account of a new namespace comes a moment after it.

@@ -9,9 +9,11 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/tierwall/tierwall/bench/dataplane"
+	"github.com/tierwall/tierwall/bench/internal/child"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
 
@@ -47,7 +49,7 @@ func Run(ctx context.Context, c Config) (rep *Report, err error) {
 	b.rep = rep
 	for _, step := range []func(context.Context) error{b.start, b.rest, b.churn, b.lag, b.relist} {
 		if err := step(ctx); err != nil {
-			return nil, fmt.Errorf("%w\n%s", err, b.daemon.lastWords())
+			return nil, fmt.Errorf("%w\n%s", err, b.daemon.LastWords())
 		}
 	}
 	rep.Machine.End()
@@ -84,7 +86,7 @@ func newBed(ctx context.Context, c *Config) (b *bed, err error) {
 	if b.dir, err = os.MkdirTemp("", "tierwall-scale-"); err != nil {
 		return b, err
 	}
-	if b.program, err = build(ctx, c.Daemon, b.dir); err != nil {
+	if b.program, err = child.Daemon(ctx, c.Daemon, b.dir); err != nil {
 		return b, err
 	}
 	if b.node, err = netlab.NewNode(netlab.NodeConfig{}); err != nil {
@@ -114,7 +116,7 @@ func newBed(ctx context.Context, c *Config) (b *bed, err error) {
 func (b *bed) close() error {
 	var errs []error
 	if b.daemon != nil {
-		errs = append(errs, b.daemon.stop())
+		errs = append(errs, b.daemon.Stop(syscall.SIGTERM))
 	}
 	for _, c := range b.closers {
 		errs = append(errs, c())
@@ -151,7 +153,7 @@ func (b *bed) start(ctx context.Context) (err error) {
 	}
 	b.say("ready after %s", time.Since(began).Round(time.Millisecond))
 	b.rep.add("start/ready", time.Since(began).Seconds(), "s")
-	cpu, err := b.daemon.cpu()
+	cpu, err := b.daemon.CPU()
 	if err != nil {
 		return err
 	}
@@ -220,14 +222,14 @@ func (b *bed) rest(ctx context.Context) error {
 // during returns the percentage of a core the daemon used while f ran.
 func (b *bed) during(f func() error) (float64, error) {
 	began := time.Now()
-	before, err := b.daemon.cpu()
+	before, err := b.daemon.CPU()
 	if err != nil {
 		return 0, err
 	}
 	if err := f(); err != nil {
 		return 0, err
 	}
-	after, err := b.daemon.cpu()
+	after, err := b.daemon.CPU()
 	return 100 * (after - before).Seconds() / time.Since(began).Seconds(), err
 }
 
@@ -313,7 +315,7 @@ func (b *bed) relist(ctx context.Context) error {
 		return err
 	}
 	before := b.cluster.traffic()
-	cpuBefore, err := b.daemon.cpu()
+	cpuBefore, err := b.daemon.CPU()
 	if err != nil {
 		return err
 	}
@@ -330,7 +332,7 @@ func (b *bed) relist(ctx context.Context) error {
 		}
 	}
 	after := b.cluster.traffic()
-	cpu, err := b.daemon.cpu()
+	cpu, err := b.daemon.CPU()
 	if err != nil {
 		return err
 	}

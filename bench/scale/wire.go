@@ -18,7 +18,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// counting is a listener whose connections are counted.
+// counting is a listener that counts what is sent on its connections.
 type counting struct {
 	net.Listener
 	server *Server
@@ -35,12 +35,6 @@ func (c counting) Accept() (net.Conn, error) {
 type countedConn struct {
 	net.Conn
 	server *Server
-}
-
-func (c countedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.server.in.Add(uint64(n))
-	return n, err
 }
 
 func (c countedConn) Write(b []byte) (int, error) {

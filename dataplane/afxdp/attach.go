@@ -31,6 +31,7 @@ type attachState struct {
 	pods   *mirror[flow.Addr, localPod]
 	ranges *mirror[prefixKey, uint8]
 	ports  *mirror[uint32, uint32]
+	nodes  *mirror[flow.Addr, uint8] // the node's own addresses; nil with AttachXDPGeneric
 
 	xdp     xdpState
 	uplinks map[int]*uplink
@@ -159,6 +160,11 @@ func (b *Backend) startGuard() (err error) {
 	}
 	if b.ports, err = newMirror[uint32, uint32](b.objects.BridgePorts); err != nil {
 		return err
+	}
+	if b.objects.NodeAddresses != nil {
+		if b.nodes, err = newMirror[flow.Addr, uint8](b.objects.NodeAddresses); err != nil {
+			return err
+		}
 	}
 	if b.peers, err = newPeers(); err != nil {
 		return err

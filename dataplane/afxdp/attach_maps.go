@@ -46,7 +46,7 @@ func makePrefixKey(p netip.Prefix) prefixKey {
 type mirror[K, V comparable] struct {
 	m       *ebpf.Map
 	known   map[K]V
-	changed bool // written to since somebody looked; see Backend.settle
+	changed bool // written to since somebody looked; see Backend.guardChanged
 }
 
 // newMirror takes over what is in the map already.

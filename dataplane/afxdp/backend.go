@@ -46,11 +46,10 @@ type Backend struct {
 	pair     *upcallPair
 	devices  map[int]*device
 	natState
-	nodeAddresses map[[16]byte]bool
-	locals        map[netip.Addr]bool
-	base          [numCounters]uint64    // counted before our time
-	final         dataplane.BackendStats // set by Close
-	closed        bool
+	locals map[netip.Addr]bool
+	base   [numCounters]uint64    // counted before our time
+	final  dataplane.BackendStats // set by Close
+	closed bool
 
 	attachState
 
@@ -83,7 +82,7 @@ func New(c Config) (*Backend, error) {
 	}
 	b := &Backend{
 		config: c, log: c.Logger, thread: thread, lock: -1,
-		devices: map[int]*device{}, natState: natState{exits: map[int]*device{}}, nodeAddresses: map[[16]byte]bool{}, locals: map[netip.Addr]bool{},
+		devices: map[int]*device{}, natState: natState{exits: map[int]*device{}}, locals: map[netip.Addr]bool{},
 	}
 	if err := thread.do(b.open); err != nil {
 		err = errors.Join(err, thread.do(b.shut))
@@ -369,9 +368,7 @@ func (b *Backend) release() error {
 		if b.devices[index] != nil {
 			continue
 		}
-		if err := b.objects.Devices.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, b.dropDevice(index))
 	}
 	b.adopted = nil
 	return errors.Join(append(errs, b.pins.dropOtherMaps(b.spec))...)

@@ -157,7 +157,10 @@ func (c *Config) fill() error {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return errors.Join(c.fillAttach(), c.check())
+	if err := errors.Join(c.fillAttach(), c.check()); err != nil {
+		return fmt.Errorf("afxdp configuration: %w", err)
+	}
+	return nil
 }
 
 func (c *Config) check() error {
@@ -196,10 +199,7 @@ func (c *Config) check() error {
 			bad("device pattern %q: %w", p, err)
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("afxdp configuration: %w", err)
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // mostQueues bounds what nobody asked for: eight CPUs judge more first packets than

@@ -199,7 +199,7 @@ func (b *Backend) attach(index int, pl place) error {
 				for _, a := range d.put {
 					err = errors.Join(err, a.remove())
 				}
-				return errors.Join(err, b.guards.drop(uint32(index)), b.objects.Devices.Delete(uint32(index)))
+				return errors.Join(err, b.guards.drop(uint32(index)), b.dropDevice(index))
 			}
 			d.put = append(d.put, a)
 		}
@@ -269,6 +269,17 @@ func (b *Backend) putDevice(index int, own [6]byte, flags uint32) error {
 	return nil
 }
 
+// dropDevice removes the kernel side's entry, if there is one.
+func (b *Backend) dropDevice(index int) error {
+	if b.objects.Devices == nil { // the programs that ask are not there
+		return nil
+	}
+	if err := b.objects.Devices.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("write the device map: %w", err)
+	}
+	return nil
+}
+
 // detach takes our programs off. The kernel has done so already if the device is
 // gone.
 func (b *Backend) detach(index int) error {
@@ -278,12 +289,7 @@ func (b *Backend) detach(index int) error {
 	for _, a := range d.put {
 		errs = append(errs, a.remove())
 	}
-	errs = append(errs, b.guards.drop(uint32(index)))
-	if b.objects.Devices != nil {
-		if err := b.objects.Devices.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, err)
-		}
-	}
+	errs = append(errs, b.guards.drop(uint32(index)), b.dropDevice(index))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("release device %s: %w", d.name, err)
 	}
@@ -319,34 +325,18 @@ func (b *Backend) report(index int, l netlink.Link) {
 // node's own.
 func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 	b.host.set(own)
-	if b.objects.NodeAddresses == nil { // the programs that ask are not there
+	if b.nodes == nil { // the programs that ask are not there
 		return nil
 	}
-	want := map[[16]byte]bool{}
+	want, fresh := map[flow.Addr]uint8{}, addresses{}
 	for _, a := range own {
-		want[a.As16()] = true
-	}
-	var errs []error
-	fresh := addresses{}
-	for a := range b.nodeAddresses {
-		if !want[a] {
-			if err := b.objects.NodeAddresses.Delete(a); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				errs = append(errs, fmt.Errorf("write the node address map: %w", err))
-				continue
-			}
-			delete(b.nodeAddresses, a)
+		key := flow.AddrFrom(a)
+		want[key] = 1
+		if _, known := b.nodes.known[key]; !known {
+			fresh[key] = true
 		}
 	}
-	for a := range want {
-		if !b.nodeAddresses[a] {
-			if err := b.objects.NodeAddresses.Put(a, uint8(1)); err != nil {
-				errs = append(errs, fmt.Errorf("write the node address map: %w", err))
-				continue
-			}
-			b.nodeAddresses[a] = true
-			fresh[a] = true
-		}
-	}
+	errs := []error{b.nodes.set(want)}
 	// Flows of that name were accepted for whoever had the address before.
 	if len(fresh) > 0 {
 		errs = append(errs, b.epoch.advance(dataplane.ChangeWithin(fresh), nil))

@@ -1,7 +1,6 @@
 package afxdp
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
-	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
 // yields is how often Recv looks again after a batch before it sleeps.
@@ -214,34 +212,6 @@ func (d *driver) receive(b *dataplane.Batch) error {
 	return nil
 }
 
-// onTheWay is how many frames may be between the program that sends them up and
-// the ring: what a veth device queues.
-const onTheWay = 256
-
-// room is a queue's element of the map rooms, and what is needed to fill it in.
-type room struct {
-	memory *ebpf.Memory // nil: a full ring drops
-	queue  int
-	ring   uint64 // frames the ring holds
-}
-
-// makeRoom tells the kernel side how many more frames the ring has room for. What
-// is more passes unjudged (Config.FailOpen).
-func (r *room) makeRoom(waiting int) {
-	if r.memory == nil {
-		return
-	}
-	const size = 16 // of struct room
-	var word [8]byte
-	at := int64(r.queue) * size
-	if _, err := r.memory.ReadAt(word[:], at); err != nil {
-		return
-	}
-	free := r.ring - min(uint64(waiting)+min(onTheWay, r.ring/2), r.ring)
-	binary.LittleEndian.PutUint64(word[:], binary.LittleEndian.Uint64(word[:])+free)
-	_, _ = r.memory.WriteAt(word[:], at+size/2)
-}
-
 // alive notices that the device is gone, which poll does not report: the kernel
 // leaves ENETDOWN in the socket, once.
 func (d *driver) alive() error {
@@ -309,42 +279,7 @@ func (d *driver) settle(b *dataplane.Batch) error {
 		if p.ID >= uint32(d.n) || sent&(1<<p.ID) != 0 {
 			continue
 		}
-		m := &d.meta[p.ID]
-		switch {
-		case p.Disposition == dataplane.PassPacket:
-			// The kernel takes an ICMP error for a part of the connection it is
-			// about, and would have that accepted with it.
-			// And what was recalled of a connection from a pod's packet may be
-			// over: the program where it leaves sees whether it is.
-			accept, fast := !p.Headers.IsError, !p.Headers.IsError
-			if p.Real.Valid() && !m.Egress {
-				accept, fast = false, d.final
-			}
-			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), accept, fast)
-			if p.Remember && nameable(p) {
-				d.remember(p, s)
-			}
-		case p.Disposition == dataplane.DeferPacket && (!d.final && !m.Final || p.Onward):
-			setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), false, d.final)
-			if nameable(p) {
-				k, _ := makeFlowKey(d.name(p))
-				s.Cell, s.Flags = [2]uint16{}, 0
-				d.later.add(&k, &s)
-			}
-		case d.answered&(1<<p.ID) != 0: // dropped, and the answer is in its place
-		default: // DropPacket, or deferred with nobody to defer to
-			if p.Disposition == dataplane.DropPacket && p.Remember && nameable(p) {
-				k, back := makeFlowKey(d.name(p))
-				if back {
-					k.Back = 1
-				}
-				s.Cell, s.Flags = [2]uint16{}, 0
-				d.denied.add(&k, &s)
-			}
-			continue
-		}
-		if m.Cut { // judged, and its flow remembered; the rest of it is gone
-			d.overflow.Add(1)
+		if !d.carry(p, s) {
 			continue
 		}
 		sent |= 1 << p.ID
@@ -373,45 +308,46 @@ func (d *driver) settle(b *dataplane.Batch) error {
 	return errors.Join(err, terr, d.sock.reclaim())
 }
 
-// writeFlows remembers what was accepted. Whom a translated flow is about and what it
-// was judged by are in two maps under one name, and a worker that judged another
-// connection of the name may be writing, too: both maps get what the same one says.
-func (d *driver) writeFlows() {
-	n, err := 0, error(nil)
-	if d.veiled.n > 0 {
-		d.epoch.veil.Lock()
-		defer d.epoch.veil.Unlock()
-		_, err = d.veiled.write()
+// carry does what a packet's disposition asks for, and notes in the batches of entries
+// what is to be remembered. It reports whether the packet, or the answer in its place, is
+// to be sent. s is what entries have in common.
+func (d *driver) carry(p *dataplane.Packet, s flowState) (send bool) {
+	m := &d.meta[p.ID]
+	switch {
+	case p.Disposition == dataplane.PassPacket:
+		// The kernel takes an ICMP error for a part of the connection it is about, and
+		// would have that accepted with it. And what was recalled of a connection from
+		// a pod's packet may be over: the program where it leaves sees whether it is.
+		accept, fast := !p.Headers.IsError, !p.Headers.IsError
+		if p.Real.Valid() && !m.Egress {
+			accept, fast = false, d.final
+		}
+		setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), accept, fast)
+		if p.Remember && nameable(p) {
+			d.remember(p, s)
+		}
+	case p.Disposition == dataplane.DeferPacket && (!d.final && !m.Final || p.Onward):
+		setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), false, d.final)
+		if nameable(p) {
+			k, _ := makeFlowKey(d.name(p))
+			d.later.add(&k, &s)
+		}
+	case d.answered&(1<<p.ID) != 0: // dropped, and the answer is in its place
+	default: // DropPacket, or deferred with nobody to defer to
+		if p.Disposition == dataplane.DropPacket && p.Remember && nameable(p) {
+			k, back := makeFlowKey(d.name(p))
+			if back {
+				k.Back = 1
+			}
+			d.denied.add(&k, &s)
+		}
+		return false
 	}
-	if err == nil {
-		n, err = d.flows.write()
+	if m.Cut { // judged, and its flow remembered; the rest of it is gone
+		d.overflow.Add(1)
+		return false
 	}
-	if err == nil {
-		return
-	}
-	d.forgotten.Add(uint64(d.flows.n - n))
-	for i := range d.veiled.n { // one map may have what an earlier connection was judged by
-		_ = d.veiled.m.Delete(&d.veiled.keys[i]) // judged again without it
-	}
-}
-
-// Remembers implements dataplane.FlowKnower. It costs a system call.
-func (d *driver) Remembers(k flow.Key) (reply, ok bool) {
-	if !hasEntry(&k) {
-		return false, false
-	}
-	f, back := makeFlowKey(&k)
-	var s flowState
-	if err := d.flows.m.Lookup(&f, &s); err != nil {
-		return false, false
-	}
-	return back != (s.Flags&flowBack != 0), true
-}
-
-// nameable reports whether the kernel side finds the packet's flow by its key.
-func nameable(p *dataplane.Packet) bool {
-	h := &p.Headers
-	return p.Problem == packet.OK && !h.IsError && !h.Fragment && h.Key.Valid() && hasEntry(&h.Key)
+	return true
 }
 
 func (d *driver) refill(descs []xdp.Desc) {
@@ -493,36 +429,4 @@ func coarseNow() uint64 {
 		return 0 // the entry expires at once: the next packet is judged again
 	}
 	return uint64(ts.Nano())
-}
-
-// mapBatch collects entries for one BatchUpdate: a system call per packet would
-// cost more than everything else done to it. A packet has two entries at most.
-type mapBatch[V any] struct {
-	m      *ebpf.Map
-	n      int
-	keys   [2 * dataplane.BatchSize]flowKey
-	values [2 * dataplane.BatchSize]V
-	// The first i entries as BatchUpdate wants them. Converting a slice to an
-	// interface allocates; these were converted once.
-	keysOf, valuesOf [2*dataplane.BatchSize + 1]any
-}
-
-func (f *mapBatch[V]) init(m *ebpf.Map) {
-	f.m = m
-	for i := range f.keysOf {
-		f.keysOf[i], f.valuesOf[i] = f.keys[:i], f.values[:i]
-	}
-}
-
-func (f *mapBatch[V]) add(k *flowKey, s *V) {
-	f.keys[f.n], f.values[f.n] = *k, *s
-	f.n++
-}
-
-// write reports how many entries it wrote.
-func (f *mapBatch[V]) write() (int, error) {
-	if f.n == 0 {
-		return 0, nil
-	}
-	return f.m.BatchUpdate(f.keysOf[f.n], f.valuesOf[f.n], nil)
 }

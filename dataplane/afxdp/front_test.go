@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"runtime"
 	"testing"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/google/gopacket"
 	"github.com/google/gopacket/layers"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
@@ -195,26 +193,6 @@ func TestFront(t *testing.T) {
 	}
 }
 
-// onOneCPU keeps the goroutine on a CPU, because what is noted is the CPU's. The
-// thread ends with the goroutine.
-func onOneCPU(t testing.TB) {
-	t.Helper()
-	runtime.LockOSThread()
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		t.Fatal(err)
-	}
-	cpu := 0
-	for !set.IsSet(cpu) {
-		cpu++
-	}
-	set.Zero()
-	set.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // The addresses of an IPv4 packet are not those of an IPv6 packet whose first
 // bytes are the same.
 func TestFrontFamilies(t *testing.T) {
@@ -230,15 +208,6 @@ func TestFrontFamilies(t *testing.T) {
 	if fate, _, _ := k.run("pod_ingress", build(t, ether6, six, udp, pay), 0); fate != asked {
 		t.Errorf("%s by the IPv4 flow", fate)
 	}
-}
-
-func coarseTick(t testing.TB) time.Duration {
-	t.Helper()
-	tick, err := coarseResolution()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tick
 }
 
 // More flows than there are slots: each passes by its own flow only, whatever

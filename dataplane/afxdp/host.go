@@ -23,10 +23,13 @@ func (h *hostSet) set(own []netip.Addr) {
 
 // IsHost implements dataplane.HostKnower for a driver.
 func (h *hostSet) IsHost(a flow.Addr) bool {
-	if h == nil || h.addrs.Load() == nil {
+	if h == nil {
 		return false
 	}
 	m := h.addrs.Load()
+	if m == nil {
+		return false
+	}
 	_, ok := (*m)[a]
 	return ok
 }

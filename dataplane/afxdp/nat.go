@@ -326,10 +326,3 @@ func (b *Backend) detachExit(index int) error {
 	}
 	return nil
 }
-
-func (b *Backend) dropDevice(index int) error {
-	if err := b.objects.Devices.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("write the device map: %w", err)
-	}
-	return nil
-}

@@ -4,9 +4,13 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
@@ -206,4 +210,33 @@ func snmp(t testing.TB, ns *netlab.NS, protocol, name string) string {
 	}
 	t.Fatalf("no %s %s in /proc/net/snmp", protocol, name)
 	return ""
+}
+
+// onOneCPU keeps the goroutine on a CPU, because what is noted is the CPU's. The
+// thread ends with the goroutine.
+func onOneCPU(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread()
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		t.Fatal(err)
+	}
+	cpu := 0
+	for !set.IsSet(cpu) {
+		cpu++
+	}
+	set.Zero()
+	set.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func coarseTick(t testing.TB) time.Duration {
+	t.Helper()
+	tick, err := coarseResolution()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tick
 }

@@ -18,13 +18,7 @@ func (b *Backend) Stats() dataplane.BackendStats {
 }
 
 func (b *Backend) stats() dataplane.BackendStats {
-	s := dataplane.BackendStats{
-		Bypassed:    b.count(countHit) + b.count(countAcross),
-		Accelerated: b.count(countAcross),
-		Dropped: b.count(countDrop) + b.count(countStray) + b.count(countDenied) + b.count(countLimited) +
-			b.count(countAloneDrop) + b.count(countUnknown) + b.count(countForged) + b.count(countHeld),
-		Upcalls: b.count(countUpcall), Restored: b.restored,
-	}
+	s := dataplane.BackendStats{Restored: b.restored}
 	alone := dataplane.PassUnheard
 	if !b.config.Strict {
 		alone = dataplane.LeaveUnheard
@@ -36,8 +30,14 @@ func (b *Backend) stats() dataplane.BackendStats {
 		countAlonePass: alone, countUnknown: dataplane.DropUnknownPod, countForged: dataplane.DropForged,
 		countForeign: dataplane.PassForeign, countStray: dataplane.DropStray, countHeld: dataplane.DropHeld,
 	} {
-		s.Fates[fate] = b.count(which)
+		n := b.count(which)
+		s.Fates[fate] = n
+		if fate.Disposition() == "drop" {
+			s.Dropped += n
+		}
 	}
+	s.Accelerated, s.Upcalls = s.Fates[dataplane.PassAccelerated], s.Fates[dataplane.FateUpcall]
+	s.Bypassed = s.Fates[dataplane.PassAccepted] + s.Accelerated
 	if b.pair != nil {
 		s.Overflow = b.pair.lost()
 	}

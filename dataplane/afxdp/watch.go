@@ -19,10 +19,9 @@ const settleTime = 20 * time.Millisecond
 const sizeofTcmsg = 20
 
 // watch hears of changes of links, routes, addresses and traffic control of a
-// namespace. News are
-// hints: whoever gets them looks at the state, so a lost one (a full socket
-// buffer) costs nothing but is news itself. The kernel queues them before the
-// system call that made the change returns.
+// namespace. News are hints: whoever gets them looks at the state, so a lost one (a
+// full socket buffer) costs nothing but is news itself. The kernel queues them before
+// the system call that made the change returns.
 type watch struct {
 	fd   int
 	wake int // eventfd: readable once closed
@@ -66,9 +65,9 @@ func (w *watch) wait(d time.Duration) (open bool) {
 	return fds[1].Revents == 0
 }
 
-// appeared and vanished are called for devices, and stripped for those that lost a
-// filter or a qdisc, in the order of events; anything is whether there was any news
-// at all. Namespace thread only.
+// drain takes in what the kernel has queued. It calls appeared and vanished for
+// devices, and stripped for those that lost a filter or a qdisc, in the order of
+// events; anything is whether there was any news at all. Namespace thread only.
 func (w *watch) drain(appeared func(netlink.Link), vanished, stripped func(index int)) (anything bool) {
 	for {
 		n, _, err := unix.Recvfrom(w.fd, w.buf, 0)

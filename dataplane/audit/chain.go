@@ -133,19 +133,3 @@ func (c *Chain) broken(seq uint64, why string) {
 
 // OK reports whether there was a chain and nothing in it was changed.
 func (c *Chain) OK() bool { return c.begun && len(c.Breaks) == 0 }
-
-// VerifyFiles verifies the files given, oldest first: see Files.
-func VerifyFiles(names ...string) (*Chain, error) {
-	c := &Chain{}
-	for _, name := range names {
-		f, err := Open(name)
-		if err != nil {
-			return c, err
-		}
-		err = c.Verify(f)
-		if err := errors.Join(err, f.Close()); err != nil {
-			return c, fmt.Errorf("%s: %w", name, err)
-		}
-	}
-	return c, nil
-}

@@ -139,7 +139,7 @@ func TestKill(t *testing.T) {
 	}
 	put := binary.NativeEndian.Uint64(b)
 
-	files, err := Files(w.cfg.Path)
+	files, err := logFiles(w.cfg.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestKill(t *testing.T) {
 	if crashes < kills/2 || denied == 0 {
 		t.Errorf("only %d gaps, %d denied", crashes, denied)
 	}
-	c, err := VerifyFiles(files...)
+	c, err := verifyFiles(files...)
 	if err != nil || !c.OK() || c.Unchained != 0 {
 		t.Errorf("chain: %v, %v", err, c.Breaks)
 	}

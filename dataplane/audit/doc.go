@@ -57,9 +57,9 @@
 //
 // # What it leaves to you
 //
-// The hash chain (Config.Chain, [Chain], [VerifyFiles]) shows changes, but not a
+// The hash chain (Config.Chain, [Chain]) shows changes, but not a
 // cut at the very end: keep Chain.Last, or a copy at a syslog receiver. Rotation
 // may be left to other programs: a file that was moved away or truncated is
 // noticed within a second, and [Writer.Reopen] does so at once. [Follow] reads a
-// log as it grows, [Files] and [Open] what was rotated.
+// log as it grows, [Open] also a compressed file of it.
 package audit

@@ -29,24 +29,9 @@ const (
 	nextSuffix   = ".next"
 )
 
-// Files returns the files of a log, oldest first, the one being written last if
-// it exists. Where a file is there plain and compressed, because compressing it
-// has just ended, it is named once. Names other programs gave when they rotated
-// the log are not known here.
-func Files(path string) ([]string, error) {
-	files, err := rotated(path)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := os.Stat(path); err == nil {
-		files = append(files, path)
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("audit: %w", err)
-	}
-	return files, nil
-}
-
-// rotated returns the rotated files, oldest first.
+// rotated returns the rotated files of a log, oldest first. Where a file is there plain
+// and compressed, because compressing it has just ended, it is named once. Names other
+// programs gave when they rotated the log are not known here.
 func rotated(path string) ([]string, error) {
 	dir, base := filepath.Split(path)
 	if dir == "" {

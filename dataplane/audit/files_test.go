@@ -56,7 +56,7 @@ func TestRotationUnderLoad(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	files, err := Files(path)
+	files, err := logFiles(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestRotationUnderLoad(t *testing.T) {
 	if next != n+1 {
 		t.Errorf("%d connections in the log, want %d", next-1, n)
 	}
-	if c, err := VerifyFiles(files...); err != nil || !c.OK() || c.Chained != int(lines) {
+	if c, err := verifyFiles(files...); err != nil || !c.OK() || c.Chained != int(lines) {
 		t.Errorf("chain of %d lines: %+v, %v", lines, c, err)
 	}
 	if s := w.Stats(); s.Rotations < 10 || s.Records != lines || s.WriteLost != 0 || s.RingLost != 0 {
@@ -205,7 +205,7 @@ func TestTamper(t *testing.T) {
 	if err := w.finish(); err != nil {
 		t.Fatal(err)
 	}
-	files, err := Files(path)
+	files, err := logFiles(path)
 	if err != nil || len(files) < 5 {
 		t.Fatal(files, err)
 	}
@@ -349,7 +349,7 @@ func fillUp(dir string) error {
 	if flows+lost != 2*n || lost != s.WriteLost || lost == 0 || last.Events != n {
 		return fmt.Errorf("%d records and %d lost, want %d together; last line's events %d; stats %+v", flows, lost, 2*n, last.Events, s)
 	}
-	c, err := VerifyFiles(path)
+	c, err := verifyFiles(path)
 	if err == nil && !c.OK() {
 		err = fmt.Errorf("chain: %v", c.Breaks)
 	}

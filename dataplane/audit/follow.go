@@ -25,7 +25,8 @@ type FollowOptions struct {
 	MaxLine int
 }
 
-// ErrLineTooLong is returned by Follow for a line beyond FollowOptions.MaxLine.
+// ErrLineTooLong is returned by Follow for a line beyond FollowOptions.MaxLine, and by
+// Chain.Verify for one of more than 16 MiB.
 var ErrLineTooLong = errors.New("audit: line too long")
 
 // Follow calls fn with every complete line of the log, without its newline, as

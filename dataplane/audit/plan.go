@@ -262,6 +262,7 @@ func (e *entry) appendJSON(b []byte, f *facts, n numbering, s *stamps) []byte {
 	return append(b, '}', '\n')
 }
 
+// hasType reports whether a key has an ICMP or IGMP type in the place of a port.
 func hasType(p flow.Proto) bool { return p == flow.ICMP || p == flow.ICMPv6 || p == flow.IGMP }
 
 func appendHost(b []byte, a flow.Addr, h *host, port uint16, ports bool) []byte {

@@ -122,7 +122,7 @@ type Record struct {
 	// write: see LostCrash.
 	Events uint64 `json:"events,omitempty"`
 	// Prev is the SHA-256 of the line before, without its newline, in
-	// hexadecimal: the hash chain. See Verify.
+	// hexadecimal: the hash chain. See Chain.
 	Prev string `json:"prev,omitempty"`
 }
 
@@ -198,6 +198,18 @@ func Parse(line []byte) (Record, error) {
 	return r, nil
 }
 
+// Append appends the record as one line of a format, newline included. Unlike a
+// Writer it collects nothing: a record read with [Parse] comes out as it went in.
+func (r *Record) Append(b []byte, f Format) ([]byte, error) {
+	switch f {
+	case AntreaV1:
+		return r.appendAntrea(b, false), nil
+	case AntreaV2:
+		return r.appendAntrea(b, true), nil
+	}
+	return r.appendJSON(b)
+}
+
 var flagNames = [...]struct {
 	bit  uint8
 	name string
@@ -216,5 +228,3 @@ var flagTexts = func() (texts [256]string) {
 	}
 	return texts
 }()
-
-func flagString(flags uint8) string { return flagTexts[flags] }

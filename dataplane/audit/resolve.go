@@ -81,7 +81,7 @@ func (b *builder) base(e *dataplane.Event, res Resolver) Record {
 	if e.Key.Valid() {
 		b.flow(&r, &e.Key, res)
 		if e.Key.Proto == flow.TCP {
-			r.TCPFlags = flagString(e.TCPFlags)
+			r.TCPFlags = flagTexts[e.TCPFlags]
 		}
 	}
 	return r
@@ -103,7 +103,7 @@ func (b *builder) flow(r *Record, k *flow.Key, res Resolver) {
 	switch {
 	case k.Proto.HasPorts():
 		r.Source.Port, r.Destination.Port = k.SrcPort, k.DstPort
-	case k.Proto == flow.ICMP || k.Proto == flow.ICMPv6 || k.Proto == flow.IGMP:
+	case hasType(k.Proto):
 		typ, code := uint8(k.DstPort>>8), uint8(k.DstPort)
 		r.ICMPType, r.ICMPCode = &typ, &code
 	}

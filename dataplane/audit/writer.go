@@ -71,7 +71,7 @@ type Config struct {
 	KeepFor time.Duration
 	// Compress makes rotated files gzip files.
 	Compress bool
-	// Chain links the lines of the log by hashes: see Verify. JSON only.
+	// Chain links the lines of the log by hashes: see Chain. JSON only.
 	Chain bool
 	// State keeps a small file beside the log from which the next writer knows
 	// how many events this one did not write, if it dies. It also numbers the

@@ -19,7 +19,7 @@ type Config struct {
 	// Grace is how long an address stays after its TTL has passed: for the client
 	// that connects in the last moment. Negative means none.
 	Grace time.Duration
-	// Clock is time.Now for tests.
+	// Clock takes the place of time.Now in tests.
 	Clock func() time.Time
 }
 
@@ -145,8 +145,8 @@ func (n *Names) Wanted() bool {
 }
 
 // Learn takes in the addresses a name was resolved to. It returns nil when all of
-// them are in force, or nobody wants the name, or too many wait already; else a channel that is closed when
-// they are.
+// them are in force, or nobody wants the name, or too many wait already; else a
+// channel that is closed when they are.
 func (n *Names) Learn(name string, records []record) <-chan struct{} {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
 	n.mu.Lock()

@@ -28,7 +28,7 @@ type Observer struct {
 	// Servers are whose answers count; empty means everybody's. The server is the
 	// one that answers: behind a Service the endpoint.
 	Servers []netip.Prefix
-	// Clock is time.Now for tests.
+	// Clock takes the place of time.Now in tests.
 	Clock func() time.Time
 
 	asked asked

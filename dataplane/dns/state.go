@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -155,14 +156,6 @@ func (n *Names) List() []Name {
 		}
 		all = append(all, out)
 	}
-	slices.SortFunc(all, func(a, b Name) int {
-		switch {
-		case a.Name < b.Name:
-			return -1
-		case a.Name > b.Name:
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(all, func(a, b Name) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }

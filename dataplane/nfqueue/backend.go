@@ -86,8 +86,9 @@ func New(c Config) (*Backend, error) {
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("nfqueue: %w", err), b.release())
 	}
-	c.Logger.Info("nfqueue backend ready", "queues", c.Queues, "first_queue", c.QueueNum,
-		"queue_expression", b.fw.features.queueExpr, "fib_expression", b.fw.features.fib, "reject_expression", b.fw.features.reject, "anti_spoofing", b.fw.features.back && !c.AllowSpoofing, "fail_open", c.FailOpen)
+	f := b.fw.features
+	c.Logger.Info("nfqueue backend ready", "queues", c.Queues, "firstQueue", c.QueueNum, "queueExpression", f.queueExpr, "fibExpression", f.fib,
+		"rejectExpression", f.reject, "antiSpoofing", f.back && !c.AllowSpoofing, "failOpen", c.FailOpen)
 	return b, nil
 }
 
@@ -180,9 +181,6 @@ func (b *Backend) release() error {
 
 // Name implements dataplane.Backend.
 func (b *Backend) Name() string { return "nfqueue" }
-
-// Marks returns the mark bits in use, for whoever re-injects or sends packets.
-func (b *Backend) Marks() Marks { return b.config.Marks }
 
 // Drivers implements dataplane.Backend.
 func (b *Backend) Drivers() []dataplane.Driver {

@@ -45,8 +45,8 @@ type Config struct {
 	// copied to userspace. 0 = 128: enough for any header the parser follows in
 	// practice; a longer chain of extension headers is judged as truncated.
 	MaxPacketLen uint32
-	// QueueLen is how many packets wait in the kernel per queue; one more is
-	// dropped and counted as overflow, or passed and counted as bypassed (FailOpen). 0 = 8192.
+	// QueueLen is how many packets wait in the kernel per queue; one more is dropped
+	// and counted as overflow, or passed and counted as bypassed (FailOpen). 0 = 8192.
 	QueueLen uint32
 	// ReadBuffer is the receive buffer per queue in bytes. 0 = 8 MiB.
 	ReadBuffer int

@@ -17,7 +17,7 @@ import (
 
 const (
 	// fewAddrs is up to how many addresses are looked up one by one in the kernel's
-	// table instead of listing everything (kernelTable.clear has the costs).
+	// table instead of walking all of it (kernelTable.clear has the costs).
 	fewAddrs = 4
 	// againEvery is how often the bit is taken once more from connections that may
 	// have got it after it was taken. The engine comes by twice a second, and more

@@ -206,8 +206,8 @@ func (f *firewall) gate() error {
 
 // install puts our table into the kernel in one transaction, in place of any other
 // of that name. On error nothing is changed.
-func (f *firewall) install() (err error) {
-	if err = f.create(f.pods); err != nil {
+func (f *firewall) install() error {
+	if err := f.create(f.pods); err != nil {
 		return fmt.Errorf("install table inet %s: %w", TableName, err)
 	}
 	return nil
@@ -257,24 +257,29 @@ func (f *firewall) create(p pods) error {
 	for _, name := range []string{counterBypassed, counterQueued, counterForged} {
 		f.conn.AddObj(&nftables.CounterObj{Table: t, Name: name, Packets: f.counted[name]})
 	}
-	for _, c := range ruleset(f.config, f.features) {
+	addChains(f.conn, t, ruleset(f.config, f.features))
+	if err := f.conn.Flush(); err != nil {
+		return err
+	}
+	return f.addServiceRules()
+}
+
+// addChains adds chains with their rules to the transaction.
+func addChains(conn *nftables.Conn, t *nftables.Table, chains []chain) {
+	for _, c := range chains {
 		nc := &nftables.Chain{Name: c.name, Table: t}
 		if c.hook != nil {
 			policy := nftables.ChainPolicyAccept
 			nc.Type, nc.Hooknum, nc.Priority, nc.Policy = nftables.ChainTypeFilter, c.hook, &c.priority, &policy
 		}
-		f.conn.AddChain(nc)
+		conn.AddChain(nc)
 		for _, r := range c.rules {
-			f.conn.AddRule(&nftables.Rule{
+			conn.AddRule(&nftables.Rule{
 				Table: t, Chain: nc, Exprs: r.exprs,
 				UserData: userdata.AppendString(nil, userdata.TypeComment, r.comment),
 			})
 		}
 	}
-	if err := f.conn.Flush(); err != nil {
-		return err
-	}
-	return f.addServiceRules()
 }
 
 // set returns one of our sets.

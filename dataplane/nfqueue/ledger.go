@@ -12,7 +12,7 @@ import (
 
 const (
 	// mostListed bounds a list: as many connections as the kernel's table has by
-	// default on a large machine, at some 100 bytes.
+	// default on a large machine, at some 85 bytes each.
 	mostListed = 1 << 18
 	// settleTime is how long after it was told a connection may still get the
 	// accept bit for what a worker decided then: its batch is still in the worker's

@@ -21,8 +21,8 @@ const (
 	nfqaInDev     = 5  // u32
 	nfqaOutDev    = 6  // u32
 	nfqaPayload   = 10 // the packet from its IP header on, cut short
-	nfqaPriority  = 21 // u32, Linux 5.18; not there if it is zero
 	nfqaCapLen    = 13 // u32: its true length, if it was cut short
+	nfqaPriority  = 21 // u32, Linux 5.18; not there if it is zero
 
 	packetHdrLen = 7
 

@@ -273,8 +273,6 @@ func (v family) notIn(set string) []expr.Any {
 const (
 	reg1  = 1 // 16-byte register, the verdict register is 0
 	reply = 1 // enum ip_conntrack_dir: IP_CT_DIR_REPLY
-
-	fibLocal = unix.RTN_LOCAL
 )
 
 // side is the address of a packet that a rule looks at.
@@ -386,7 +384,7 @@ func neighbourDiscovery() []expr.Any {
 func sourceIsLocal() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: reg1, FlagSADDR: true, ResultADDRTYPE: true},
-		compare(expr.CmpOpEq, host32(fibLocal)),
+		compare(expr.CmpOpEq, host32(unix.RTN_LOCAL)),
 	}
 }
 

@@ -11,10 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	nfq "github.com/florianl/go-nfqueue/v2"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -76,7 +74,7 @@ type Tap struct {
 	installed bool
 	closed    bool
 
-	seen, unsent atomic.Uint64
+	seen atomic.Uint64
 }
 
 // NewTap binds the queue in the network namespace of the calling thread and calls
@@ -120,27 +118,8 @@ func (t *Tap) open() (err error) {
 	if t.conns, err = openKernelTable(nsFD(t.ns), 0); err != nil {
 		return err
 	}
-	nf, err := nfq.Open(&nfq.Config{
-		NetNS: nsFD(t.ns), NfQueue: t.config.QueueNum, MaxQueueLen: t.config.QueueLen, MaxPacketLen: t.config.MaxPacketLen,
-		Copymode: nfq.NfQnlCopyPacket, Flags: nfq.NfQaCfgFlagGSO | nfq.NfQaCfgFlagFailOpen, AfFamily: unix.AF_UNSPEC,
-	})
-	if err != nil {
-		return fmt.Errorf("open queue %d: %w", t.config.QueueNum, err)
-	}
-	d := newDriver(t.config, t.config.QueueNum)
-	d.nf = nf
-	if err := d.bind(t.config); err != nil {
-		if d.cancel != nil {
-			d.cancel()
-		}
-		nf.Con.Close()
-		if d.wake != nil {
-			d.wake.Close()
-		}
-		return fmt.Errorf("open queue %d: %w", t.config.QueueNum, err)
-	}
-	t.driver = d
-	return nil
+	t.driver, err = openDriver(t.config, t.config.QueueNum, nsFD(t.ns), features{})
+	return err
 }
 
 // run hands packets out until Close.
@@ -176,14 +155,11 @@ func (t *Tap) release(id uint32) {
 	t.send.Lock()
 	defer t.send.Unlock()
 	t.buf = appendVerdict(t.buf[:0], t.config.QueueNum, id, nfAccept, 0, false)
-	var errno error
-	err := t.driver.raw.Write(func(fd uintptr) bool {
-		_, errno = unix.Write(int(fd), t.buf)
-		return !errors.Is(errno, unix.EAGAIN)
+	// It fails when the queue is being closed: then the kernel has let everything go.
+	_ = t.driver.raw.Write(func(fd uintptr) bool {
+		_, err := unix.Write(int(fd), t.buf)
+		return !errors.Is(err, unix.EAGAIN)
 	})
-	if err != nil || errno != nil {
-		t.unsent.Add(1) // closing: the kernel has let everything go
-	}
 }
 
 // Watch replaces the pods whose DNS is looked at. None removes the table.
@@ -241,17 +217,7 @@ func (t *Tap) install(clients []netip.Addr) error {
 				return err
 			}
 		}
-		for _, c := range tapRules(t.config, t.fw.features) {
-			nc := &nftables.Chain{Name: c.name, Table: table}
-			if c.hook != nil {
-				policy := nftables.ChainPolicyAccept
-				nc.Type, nc.Hooknum, nc.Priority, nc.Policy = nftables.ChainTypeFilter, c.hook, &c.priority, &policy
-			}
-			conn.AddChain(nc)
-			for _, r := range c.rules {
-				conn.AddRule(&nftables.Rule{Table: table, Chain: nc, Exprs: r.exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, r.comment)})
-			}
-		}
+		addChains(conn, table, tapRules(t.config, t.fw.features))
 	}
 	members := map[netip.Addr]struct{}{}
 	for _, a := range clients {
@@ -330,9 +296,6 @@ func tapRules(c Config, f features) []chain {
 	}
 }
 
-// fewTalking is up to how many addresses are looked up one by one.
-const fewTalking = 4
-
 // Talking reports which of the addresses a tracked connection goes to: as it is
 // after DNAT, and whatever became of it. See kernelTable.clear for what it costs.
 func (t *Tap) Talking(addrs []netip.Addr) (map[netip.Addr]bool, error) {
@@ -346,7 +309,7 @@ func (t *Tap) Talking(addrs []netip.Addr) (map[netip.Addr]bool, error) {
 		want[flow.AddrFrom(a)] = a
 	}
 	filters := []dumpFilter{{}}
-	if len(want) <= fewTalking {
+	if len(want) <= fewAddrs {
 		filters = sourcesAre(slices.Collect(maps.Keys(want)), ctaTupleReply)
 	}
 	found := map[netip.Addr]bool{}

@@ -15,8 +15,9 @@ import (
 	"github.com/tierwall/tierwall/policy/diag"
 )
 
-// Decoder decodes the objects of some kinds. The zero value knows the kinds of
-// [ClusterKinds] only. A Decoder is not changed by use and may be shared.
+// Decoder decodes the objects of some kinds. The zero value knows the kinds that describe
+// the world policies select from only: Pod, Namespace, Node and Service of v1. A Decoder
+// is not changed by use and may be shared.
 type Decoder struct {
 	// Kinds are the policy kinds, as the dialects list them. The type behind each
 	// embeds metav1.TypeMeta and metav1.ObjectMeta.

@@ -18,10 +18,6 @@ var clusterKinds = []api.Kind{
 	{Version: "v1", Kind: "Service", Namespaced: true, New: func() any { return new(corev1.Service) }},
 }
 
-// ClusterKinds returns the kinds that describe the world policies select from:
-// v1 Pod, Namespace, Node and Service.
-func ClusterKinds() []api.Kind { return slices.Clone(clusterKinds) }
-
 // IsCluster reports whether the object describes the world and is not a policy.
 func IsCluster(o *api.Object) bool { return isClusterKind(o.Kind) }
 

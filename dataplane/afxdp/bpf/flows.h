@@ -20,7 +20,7 @@ volatile const __u64 front_time = 0;
 // Flows userspace accepted: the only map that lets packets through.
 struct {
 	UINT(type, MAP_LRU_HASH);
-	UINT(max_entries, 131072);
+	UINT(max_entries, 131072); // set before loading
 	TYPE(key, struct flow_key);
 	TYPE(value, struct flow);
 } flows SEC(".maps");

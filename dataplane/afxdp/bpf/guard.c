@@ -56,16 +56,6 @@ INLINE int read(struct xdp_md *ctx, struct frame *f)
 	return 0;
 }
 
-// above orders the ends of a flow: see struct flow_key.
-INLINE int above(const struct frame *f, __u16 sport, __u16 dport)
-{
-#pragma unroll
-	for (int i = 3; i >= 0; i--)
-		if (f->src.words[i] != f->dst.words[i])
-			return f->src.words[i] > f->dst.words[i];
-	return sport > dport;
-}
-
 // refused reports whether userspace denied the packet's flow, in its direction,
 // a moment ago and under the policy in force.
 INLINE int refused(const struct frame *f)
@@ -73,7 +63,7 @@ INLINE int refused(const struct frame *f)
 	if (!f->l4 || f->l4 + 4 > f->end || (f->proto != TCP && f->proto != UDP && f->proto != SCTP))
 		return 0;
 	__u16 sport = f->l4[0] << 8 | f->l4[1], dport = f->l4[2] << 8 | f->l4[3];
-	int back = above(f, sport, dport);
+	int back = above(f->src.words, f->dst.words, sport, dport);
 	struct flow_key k = {.proto = f->proto, .back = back};
 #pragma unroll
 	for (int i = 0; i < 4; i++) {

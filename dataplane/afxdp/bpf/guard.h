@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Whose device is this, and may this address be on it? Included by pod.c and by
- * guard.c, after tierwall.h.
+ * guard.c.
  *
  * Programs go onto a device as soon as it appears, before anybody has said whose
  * it is, so three kinds of devices carry them:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What translation of addresses hides. Included by pod.c, after its constants.
+ * What translation of addresses hides. Included by pod.c.
  *
  * The stack translates addresses between the device a packet comes from and the
  * one it leaves by, so a program sees one side of it only:

@@ -6,7 +6,7 @@
 #include "packet.h"
 #include "tierwall.h"
 
-// The node's own addresses, for neighbour discovery only.
+// The node's own addresses.
 struct {
 	UINT(type, MAP_HASH);
 	UINT(max_entries, 16384);
@@ -68,16 +68,6 @@ INLINE int multicast_listener(struct __sk_buff *skb, const struct ipv6 *ip)
 INLINE int mapped(const __u32 *a)
 {
 	return a[0] == 0 && a[1] == 0 && a[2] == htonl(0xffff);
-}
-
-// above orders the ends of a flow: see struct flow_key.
-INLINE int above(const __u32 *src, const __u32 *dst, __u16 sport, __u16 dport)
-{
-#pragma unroll
-	for (int i = 3; i >= 0; i--)
-		if (src[i] != dst[i])
-			return src[i] > dst[i];
-	return sport > dport;
 }
 
 // name fills p->key from the rest of p: see struct flow_key.

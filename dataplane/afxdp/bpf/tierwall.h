@@ -31,6 +31,16 @@ enum {
 	FLOW_HOST = 8,	  /* an end is this host, which is others' address, too: see nat.h */
 };
 
+/* above orders the ends of a flow. */
+INLINE int above(const __u32 *src, const __u32 *dst, __u16 sport, __u16 dport)
+{
+#pragma unroll
+	for (int i = 3; i >= 0; i--)
+		if (src[i] != dst[i])
+			return src[i] > dst[i];
+	return sport > dport;
+}
+
 /* How many cells addresses are sorted into: see struct flow. */
 enum { CELLS = 16384 };
 

@@ -1,0 +1,53 @@
+package dataplane
+
+import (
+	"context"
+	"time"
+
+	"github.com/tierwall/tierwall/conntrack"
+)
+
+// tellEvery is the time between two rounds of news where policy does not change.
+// A worker's table may see all of its records replaced in between, at
+// conntrack.DefaultRecords and a hundred thousand new connections a second.
+const tellEvery = 500 * time.Millisecond
+
+// tellUntil tells Learners what there is to learn until ctx is done.
+func (e *Engine) tellUntil(ctx context.Context) {
+	if len(e.learners) == 0 {
+		<-ctx.Done()
+		return
+	}
+	tick := time.NewTicker(tellEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if e.update.TryLock() { // else an update does it
+				e.tell(e.observed() != nil)
+				e.update.Unlock()
+			}
+		}
+	}
+}
+
+// tell hands news to Learners. update is held, and workers have been observed; if
+// they stalled, what they have in their hands is not known.
+func (e *Engine) tell(stalled bool) {
+	if len(e.learners) == 0 {
+		return
+	}
+	for i, w := range e.workers {
+		name := e.backends[w.backend]
+		missed := w.conns.News(func(news []conntrack.Record) {
+			for _, l := range e.learners {
+				l.Learn(name, news, false)
+			}
+		})
+		for _, l := range e.learners {
+			l.Learn(name, nil, missed || stalled && i == 0)
+		}
+	}
+}
