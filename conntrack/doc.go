@@ -49,8 +49,10 @@
 // and Bypassed is set. As long as it is, the timeout is that of an open connection
 // (established, replied), because silence here means nothing; and a SYN that is
 // not a retransmission of the first one is a new connection, because the old one
-// may have closed unseen. Forgetting such a record costs nothing but its place in
-// the flow listing: the kernel's own memory of it is judged again separately.
+// may have closed unseen. What the kernel has kept to itself since before there was
+// this table gets such a record by [Table.Restore]. Forgetting one costs nothing but
+// its place in the flow listing: the kernel's own memory of it is judged again
+// separately.
 //
 // # Timeouts
 //

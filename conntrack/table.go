@@ -47,7 +47,7 @@ type Table struct {
 // Removed, always.
 type Stats struct {
 	Records  int    // now in the table, those past their timeout but not yet swept included
-	Inserted uint64 // by Insert
+	Inserted uint64 // by Insert, Join and Restore
 	Replaced uint64 // by a new connection on the same tuple
 	Evicted  uint64 // because the table was full
 	Expired  uint64 // idle for too long
@@ -204,6 +204,32 @@ func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Re
 	t.news.note(s)
 	t.enter(&canon, s)
 	return rec.ID, false
+}
+
+// Restore adds a connection that the kernel has kept to itself since before there was
+// this table: open, its last packet seen at the given time, none counted. It takes
+// nobody's place, and reports false if the tuple is known or the table is full. It is
+// no news.
+func (t *Table) Restore(key flow.Key, a Admission, lastSeen int64) bool {
+	if !key.Valid() {
+		return false
+	}
+	canon := canonical(key)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, _, ok := t.find(&canon); ok || t.index.n == t.limits.Records {
+		return false
+	}
+	t.lastID++
+	t.stats.Inserted++
+	s := t.acquire()
+	*t.at(s) = Record{
+		Admission: a, ID: t.lastID, Since: lastSeen, LastSeen: lastSeen, Key: key,
+		State: start(&Packet{Key: key}, false),
+	}
+	t.fresh[s/blockSize] |= 1 << (s % blockSize)
+	t.enter(&canon, s)
+	return true
 }
 
 // Restamp gives the connection of which rec is a copy a new admission, after it

@@ -213,7 +213,8 @@ func (e *Engine) drain() {
 //  4. re-evaluate those of the workers' records that the change affects. No
 //     worker adds one of an older generation any more, so one pass is enough.
 //     The others keep the generation they have: see snapshot.vouches;
-//  5. Backend.Update, for what the kernel remembers by itself.
+//  5. Backend.Update, for what the kernel remembers by itself. With the first table
+//     that may be from before this process: see Heir.
 //
 // c says how t differs from the table in force; when it does not compare these
 // two (a table was skipped), or the last call failed half-way, everything counts
@@ -222,7 +223,8 @@ func (e *Engine) drain() {
 // t's generation must be greater than the one in force, or ErrGeneration is
 // returned and nothing changes. A worker that does not come back in
 // Config.StallTimeout gives ErrStalled, a backend that fails its own error; t
-// stays in force either way.
+// stays in force either way. Only if a backend cannot be prepared for a first table
+// is that not in force, and the next one is the first.
 func (e *Engine) SetTable(t *classifier.Table, c Change) (cut int, err error) {
 	return e.publish(&snapshot{classifier: t, generation: t.Generation(), table: t}, c)
 }
@@ -233,6 +235,11 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	old := e.current.Load()
 	if old != nil && s.generation <= old.generation {
 		return 0, fmt.Errorf("%w: %d after %d", ErrGeneration, s.generation, old.generation)
+	}
+	if old == nil {
+		if err := e.prepare(s); err != nil {
+			return 0, err
+		}
 	}
 	if e.partial || old == nil || s.table != nil && !c.between(old.table, s.table) {
 		c = Change{}
@@ -263,6 +270,9 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	}
 	// A worker that stalled may still add what the table before s allowed.
 	s.settled.Store(stalled == nil)
+	if old == nil {
+		e.inherit(s)
+	}
 	for i, b := range e.cfg.Backends {
 		n, err := b.Update(s.table, c)
 		cut += n
@@ -275,6 +285,21 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	}
 	e.partial = len(errs) > 0
 	return cut - int(before), errors.Join(errs...)
+}
+
+// prepare tells of the first table whoever is left something by others, before any
+// worker has it. A run of another configuration may have judged alone what is left to
+// a later hook from then on: one that knows of nobody to judge yet would pass it.
+func (e *Engine) prepare(s *snapshot) error {
+	var errs []error
+	for i, b := range e.cfg.Backends {
+		if p, ok := b.(Preparer); ok {
+			if err := p.Prepare(s.table); err != nil {
+				errs = append(errs, fmt.Errorf("%s: prepare for table generation %d: %w", e.backends[i], s.generation, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // observed waits until every worker has finished the batch it was in.

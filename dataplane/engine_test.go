@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,6 +18,9 @@ import (
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/fake"
 )
+
+// patience bounds the wait for what must happen: only a test that fails spends it.
+const patience = 30 * time.Second
 
 // start runs an engine until the test ends and fails it if Run does.
 func start(t *testing.T, e *dataplane.Engine) {
@@ -31,7 +35,7 @@ func start(t *testing.T, e *dataplane.Engine) {
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(patience):
 			t.Error("Run did not return")
 		}
 	})
@@ -131,7 +135,7 @@ func TestSetTableStorm(t *testing.T) {
 	}
 	feeders.Wait()
 	for i, d := range drivers {
-		if !d.WaitApplied(perWorker, 5*time.Second) {
+		if !d.WaitApplied(perWorker, patience) {
 			t.Fatalf("driver %d: %d of %d packets have a verdict", i, d.Applied(), perWorker)
 		}
 	}
@@ -139,7 +143,7 @@ func TestSetTableStorm(t *testing.T) {
 		t.Errorf("%d lookups in a table that was no longer in force", n)
 	}
 	// The last batch's counters are published after Apply.
-	deadline := time.Now().Add(2 * time.Second)
+	deadline := time.Now().Add(patience)
 	for e.Stats().Received < workers*perWorker && time.Now().Before(deadline) {
 		time.Sleep(time.Millisecond)
 	}
@@ -170,7 +174,7 @@ func TestSetTableWaitsForApply(t *testing.T) {
 		return nil
 	}
 	backend := fake.NewBackend("fake", busy, idle)
-	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{backend}, StallTimeout: 50 * time.Millisecond})
+	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{backend}, StallTimeout: 500 * time.Millisecond})
 	start(t, e)
 	if _, err := e.Publish(&dataplane.Stub{Gen: 1, Allowed: dataplane.Always}); err != nil {
 		t.Fatalf("idle workers are waited for: %v", err)
@@ -273,8 +277,11 @@ func TestRunFailures(t *testing.T) {
 	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fake.NewBackend("ok", hiccup)}})
 	start(t, e)
 	hiccup.Send(fake.In{Frame: dataplane.Datagram(t, "10.0.0.1:1", "10.0.0.2:2")})
-	if !hiccup.WaitApplied(1, 5*time.Second) {
+	if !hiccup.WaitApplied(1, patience) {
 		t.Fatal("worker did not recover")
+	}
+	for deadline := time.Now().Add(patience); e.Stats().Received == 0 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond) // the counters follow
 	}
 	if s := e.Stats(); s.RecvFails != 2 {
 		t.Errorf("counted %d failures", s.RecvFails)
@@ -307,7 +314,7 @@ func TestRunDrains(t *testing.T) {
 	fast.OnDrain = func() error {
 		order = append(order, "fast")
 		close(gate)
-		if !d.WaitApplied(waiting, 5*time.Second) {
+		if !d.WaitApplied(waiting, patience) {
 			return errors.New("the worker does not work any more")
 		}
 		return nil
@@ -348,13 +355,13 @@ func TestApplyError(t *testing.T) {
 	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fake.NewBackend("fake", d)}, FailMode: dataplane.FailOpen})
 	start(t, e)
 	d.Send(fake.In{Frame: dataplane.Datagram(t, "10.0.0.1:1", "10.0.0.2:2"), Final: true})
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(patience)
 	for e.Stats().ApplyFail == 0 && time.Now().Before(deadline) {
 		time.Sleep(time.Millisecond)
 	}
 	fail.Store(false)
 	d.Send(fake.In{Frame: dataplane.Datagram(t, "10.0.0.1:1", "10.0.0.2:2"), Final: true})
-	if !d.WaitApplied(1, 5*time.Second) {
+	if !d.WaitApplied(1, patience) {
 		t.Fatal("worker stopped")
 	}
 	if s := invariant(t, e); s.ApplyFail != 1 {
@@ -399,5 +406,48 @@ func TestTableOf(t *testing.T) {
 	}
 	if e.TableOf(400-256) != nil || e.TableOf(400-255) == nil {
 		t.Error("the history is not bounded to 256")
+	}
+}
+
+// preparer is a backend to which others leave packets.
+type preparer struct {
+	*fake.Backend
+	prepare func() error
+}
+
+func (p preparer) Prepare(*classifier.Table) error { return p.prepare() }
+
+// TestPrepare: whoever is left something by others hears of the first table before
+// workers and backends do, and if it cannot act on it, nobody has that table.
+func TestPrepare(t *testing.T) {
+	front := fake.NewBackend("front", fake.NewDriver(1, false))
+	prepared := 0
+	failed := errors.New("no memory")
+	behind := preparer{Backend: fake.NewBackend("behind")}
+	var e *dataplane.Engine
+	behind.prepare = func() error {
+		prepared++
+		select {
+		case <-e.Ready():
+			t.Error("prepared when the workers have the table")
+		default:
+		}
+		if front.Updates() > 0 || behind.Updates() > 0 {
+			t.Error("prepared after an update")
+		}
+		return failed
+	}
+	e = dataplane.New(dataplane.Config{Backends: []dataplane.Backend{front, behind}})
+	if _, err := e.Publish(&dataplane.Stub{Gen: 1, Allowed: dataplane.Always}); !errors.Is(err, failed) || !strings.Contains(err.Error(), "behind") || front.Updates()+behind.Updates() > 0 {
+		t.Errorf("%v, %d updates", err, front.Updates()+behind.Updates())
+	}
+	failed = nil
+	for gen := range uint64(3) { // the first one once more: it is not in force
+		if _, err := e.Publish(&dataplane.Stub{Gen: gen + 1, Allowed: dataplane.Always}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if prepared != 2 || front.Updates() != 3 {
+		t.Errorf("prepared %d times, want once for each attempt at a first table; %d updates", prepared, front.Updates())
 	}
 }

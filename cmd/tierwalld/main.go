@@ -50,12 +50,17 @@ key) and from flags, which win. Edits of the manifests are applied by themselves
 
 Signals: SIGHUP reloads the manifests and reopens the audit log, SIGUSR1 writes
 the stats file, SIGTERM stops. With failMode closed (the default) the rules stay
-in the kernel when the daemon stops (not those of --dataplane afxdp alone):
-accepted connections keep flowing, nothing
-new opens. --cleanup removes them.
+in the kernel when the daemon stops, those of --dataplane afxdp alone only with a
+--pin-path: accepted connections keep flowing, nothing new opens. --cleanup
+removes them.
 
 Exit status: 0 stopped in order, 1 could not start or go on, 2 wrong usage.`,
-		Args:          cobra.NoArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("%q: want flags only", args[0])}
+			}
+			return nil
+		},
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

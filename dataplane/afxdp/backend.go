@@ -28,6 +28,7 @@ type Backend struct {
 	drivers []*driver // by queue; none with AttachXDPGeneric
 
 	epoch epoch // which flows the kernel side remembers still count
+	heir  heir  // of what an earlier process accepted
 	heart heart // that we are alive
 
 	host hostSet
@@ -40,6 +41,7 @@ type Backend struct {
 	objects  objects
 	adopted  []int // devices with pinned links of an earlier process
 	released bool  // what an earlier process pinned has been removed
+	begun    bool  // there was an Update: who the pods are is known
 	restored uint64
 	pair     *upcallPair
 	devices  map[int]*device
@@ -55,7 +57,10 @@ type Backend struct {
 	watching sync.WaitGroup
 }
 
-var _ dataplane.Drainer = (*Backend)(nil)
+var (
+	_ dataplane.Drainer = (*Backend)(nil)
+	_ dataplane.Heir    = (*Backend)(nil)
+)
 
 // New loads the programs, creates the upcall pair and binds the sockets, in the
 // network namespace of the calling thread. No device is judged before the first
@@ -307,9 +312,9 @@ func (b *Backend) Drivers() []dataplane.Driver {
 // How many of them t denies nobody has counted, and cut is 0. Programs go onto
 // the devices of t's local pods first.
 //
-// The first Update brings up all flows that were taken over. It waits for the workers
-// to judge what waited for them, half a second at most: into a full ring they would come
-// to be lost.
+// The first Update brings up what was taken over and did not inherit the new policy's
+// consent (heir). It waits for the workers to judge what waited for them, half a second
+// at most: into a full ring they would come to be lost.
 func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err error) {
 	end := time.Now().Add(catchUpPatience)
 	for _, d := range b.drivers {
@@ -328,13 +333,14 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 			b.locals[a.Unmap()] = true
 		}
 		b.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
+		b.begun = true
 		// What is not ours any more goes whatever keeps a device from being ours.
 		err := errors.Join(b.refresh(), b.release())
 		b.guardChanged()         // a generation begins anyway
 		if len(b.drivers) == 0 { // nothing is remembered
 			return err
 		}
-		return errors.Join(err, b.epoch.advance(c))
+		return errors.Join(err, b.epoch.advance(c, b.inherit()))
 	})
 }
 

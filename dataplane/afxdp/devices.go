@@ -339,7 +339,7 @@ func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 	errs := []error{b.nodes.set(want)}
 	// Flows of that name were accepted for whoever had the address before.
 	if len(fresh) > 0 {
-		errs = append(errs, b.epoch.advance(dataplane.ChangeWithin(fresh)))
+		errs = append(errs, b.epoch.advance(dataplane.ChangeWithin(fresh), nil))
 	}
 	return errors.Join(errs...)
 }

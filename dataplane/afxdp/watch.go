@@ -146,7 +146,9 @@ func (b *Backend) follow() {
 				return nil
 			}
 			err := b.hear()
-			pending = b.stale
+			// Before the first Update no device is known to be a pod's: those that an
+			// earlier run's programs guard would lose them.
+			pending = b.stale && b.begun
 			if pending && time.Since(last) >= settleTime {
 				err = errors.Join(err, b.refresh())
 				pending, last = false, time.Now()

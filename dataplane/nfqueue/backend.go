@@ -65,6 +65,7 @@ var (
 	_ dataplane.Driver   = (*driver)(nil)
 	_ dataplane.Rejecter = (*driver)(nil)
 	_ dataplane.Drainer  = (*Backend)(nil)
+	_ dataplane.Preparer = (*Backend)(nil)
 	_ Decider            = (*classifier.Table)(nil)
 )
 
@@ -195,6 +196,16 @@ func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err 
 	return b.update(t, c)
 }
 
+// Prepare implements dataplane.Preparer.
+func (b *Backend) Prepare(t *classifier.Table) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return dataplane.ErrClosed
+	}
+	return b.ask(t)
+}
+
 // update first brings the sets up to date, then cuts: a connection that becomes
 // subject to policy in between has no accept bit and is judged by the new table.
 func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
@@ -203,17 +214,8 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 	if b.closed {
 		return 0, dataplane.ErrClosed
 	}
-	p := podsOf(t.Selected(), t.Locals(), t.LocalPrefixes())
-	var left int
-	var more bool
-	if p.services, more, left = b.tags.assign(t.Services()); left > 0 {
-		b.config.Logger.Error("policies name more Service ports than can be told apart: toServices does not match the rest", "limit", maxTags, "rest", left)
-	}
-	if err := b.fw.apply(p); err != nil {
-		return 0, fmt.Errorf("nfqueue: %w", err)
-	}
-	if more {
-		b.name()
+	if err := b.ask(t); err != nil {
+		return 0, err
 	}
 	if addrs, named := c.Touched(fewAddrs); named && len(addrs) == 0 {
 		return 0, nil
@@ -238,6 +240,23 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 		return cut, fmt.Errorf("nfqueue: %w", err)
 	}
 	return cut, nil
+}
+
+// ask brings the sets up to date.
+func (b *Backend) ask(t Decider) error {
+	p := podsOf(t.Selected(), t.Locals(), t.LocalPrefixes())
+	var left int
+	var more bool
+	if p.services, more, left = b.tags.assign(t.Services()); left > 0 {
+		b.config.Logger.Error("policies name more Service ports than can be told apart: toServices does not match the rest", "limit", maxTags, "rest", left)
+	}
+	if err := b.fw.apply(p); err != nil {
+		return fmt.Errorf("nfqueue: %w", err)
+	}
+	if more {
+		b.name()
+	}
+	return nil
 }
 
 func has(set map[flow.Addr]struct{}, a flow.Addr) bool {

@@ -65,18 +65,23 @@ type Config struct {
 	// Marks.Accept by itself works, too, but then every change of policy walks the
 	// kernel's table of connections.
 	FastMark uint32
+	// FormerMark is the same bit, if programs of a fast path that was alone may be
+	// at work until Update, whether or not there will be one in front. They take
+	// what bears it without the accept bit for unjudged, so that bit stays.
+	FormerMark uint32
 	// Logger; nil discards.
 	Logger *slog.Logger
 }
 
-const maxQueues = 64
+// MaxQueues bounds Config.Queues.
+const MaxQueues = 64
 
 func (c Config) complete() (Config, error) {
 	if c.QueueNum == 0 {
 		c.QueueNum = 7300
 	}
 	if c.Queues == 0 {
-		c.Queues = min(runtime.NumCPU(), maxQueues)
+		c.Queues = min(runtime.NumCPU(), MaxQueues)
 	}
 	if c.MaxPacketLen == 0 {
 		c.MaxPacketLen = 128
@@ -94,8 +99,8 @@ func (c Config) complete() (Config, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	var errs []error
-	if c.Queues < 0 || c.Queues > maxQueues || int(c.QueueNum)+c.Queues > 1<<16 {
-		errs = append(errs, fmt.Errorf("%d queues from number %d on: want 1 to %d queues with numbers below 65536", c.Queues, c.QueueNum, maxQueues))
+	if c.Queues < 0 || c.Queues > MaxQueues || int(c.QueueNum)+c.Queues > 1<<16 {
+		errs = append(errs, fmt.Errorf("%d queues from number %d on: want 1 to %d queues with numbers below 65536", c.Queues, c.QueueNum, MaxQueues))
 	}
 	if c.MaxPacketLen < 64 || c.MaxPacketLen > 0xffff {
 		errs = append(errs, fmt.Errorf("maximum packet length %d: want 64 to 65535 bytes", c.MaxPacketLen))
@@ -104,7 +109,7 @@ func (c Config) complete() (Config, error) {
 		errs = append(errs, fmt.Errorf("read buffer %d: want a number of bytes", c.ReadBuffer))
 	}
 	errs = append(errs, c.Marks.validate())
-	if ours := c.Marks.Accept | c.Marks.Reply; c.FastMark&(c.FastMark-1) != 0 || c.FastMark&ours != 0 {
+	if ours := c.Marks.Accept | c.Marks.Reply; c.FastMark&(c.FastMark-1) != 0 || (c.FastMark|c.FormerMark)&ours != 0 {
 		errs = append(errs, fmt.Errorf("fast mark %#x: want a single bit that is neither accept %#x nor reply %#x, or none", c.FastMark, c.Marks.Accept, c.Marks.Reply))
 	}
 	if err := errors.Join(errs...); err != nil {

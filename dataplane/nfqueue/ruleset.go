@@ -93,6 +93,9 @@ func ruleset(c Config, f features) []chain {
 	}
 	own = append(own, ruleSpec{"sent on behalf of somebody else", gotoChain(chainJudge)})
 	mine := []ruleSpec{{remember.comment, setCtMark(accept)}, forget}
+	if f := c.FastMark | c.FormerMark; f != 0 {
+		mine[1] = ruleSpec{"our bits end here, but for a fast path's, which look at both", join(markHasNot(f), setMark(^ours, 0))}
+	}
 	var first []ruleSpec // of what a fast path in front has passed
 	if fast := c.FastMark; fast != 0 {
 		first = []ruleSpec{{"the fast path knows it", join(markIs(accept|fast, fast), verdict(expr.VerdictAccept))}}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path"
 	"strings"
 
 	"github.com/tierwall/tierwall/dataplane/afxdp"
@@ -50,6 +51,14 @@ func (c *AttachConfig) options(failOpen bool) (devices []string, a afxdp.AttachC
 		errs = append(errs, errors.New("afxdp.xdpMode: without afxdp.uplinks there is nothing to run on"))
 	}
 	a.Uplinks, a.Exclude = list(c.Uplinks), list(c.Exclude)
+	devices = list(c.Devices)
+	for key, patterns := range map[string][]string{"devices": devices, "exclude": a.Exclude} {
+		for _, s := range patterns {
+			if _, err := path.Match(s, ""); err != nil {
+				errs = append(errs, fmt.Errorf("afxdp.%s: %q: want a pattern such as cali*", key, s))
+			}
+		}
+	}
 	a.AllowSpoofing, a.PassUnknown = !c.AntiSpoofing, failOpen
-	return list(c.Devices), a, errors.Join(errs...)
+	return devices, a, errors.Join(errs...)
 }

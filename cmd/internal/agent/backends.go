@@ -73,7 +73,7 @@ func fastMark(c *Config) uint32 {
 func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
 	b, err := nfqueue.New(nfqueue.Config{
 		QueueNum: c.NFQueue.FirstQueue, Queues: c.NFQueue.Queues, QueueLen: c.NFQueue.QueueLength,
-		FailOpen: c.FailMode == "open", AllowSpoofing: !c.AFXDP.AntiSpoofing, Marks: nfqueueMarks, FastMark: fastMark(c),
+		FailOpen: c.FailMode == "open", AllowSpoofing: !c.AFXDP.AntiSpoofing, Marks: nfqueueMarks, FastMark: fastMark(c), FormerMark: afxdpMarks.Fast,
 		Logger: log.With("backend", "nfqueue"),
 	})
 	if err != nil {

@@ -4,20 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/tierwall/tierwall/cmd/internal/operator"
 	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/afxdp"
 	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/dataplane/nfqueue"
 	"github.com/tierwall/tierwall/policy/source/kube"
 )
 
@@ -124,6 +127,9 @@ func (c *AuditConfig) validate() (errs []error) {
 			errs = append(errs, fmt.Errorf("audit.%s: want 0 or more", key))
 		}
 	}
+	if c.MaxSizeMiB > math.MaxInt64>>20 {
+		errs = append(errs, errors.New("audit.maxSizeMiB: too large"))
+	}
 	if c.Chain && (c.Format != audit.JSON.String() || c.File == "") {
 		errs = append(errs, errors.New("audit.chain: needs a file, and format json"))
 	}
@@ -150,6 +156,28 @@ type NFQueueConfig struct {
 	QueueLength uint32 `json:"queueLength"`
 }
 
+// validate checks what would otherwise show only when the backend starts: with
+// dataplane auto the other one would go on alone.
+func (c *NFQueueConfig) validate() (errs []error) {
+	if c.FirstQueue == 0 {
+		errs = append(errs, errors.New("nfqueue.firstQueue: want a number above 0"))
+	}
+	if c.QueueLength == 0 {
+		errs = append(errs, errors.New("nfqueue.queueLength: want a number above 0"))
+	}
+	n := c.Queues
+	if n == 0 {
+		n = min(runtime.NumCPU(), nfqueue.MaxQueues)
+	}
+	switch {
+	case n < 0 || n > nfqueue.MaxQueues:
+		errs = append(errs, fmt.Errorf("nfqueue.queues: want 1 to %d, or 0 for one per CPU", nfqueue.MaxQueues))
+	case int(c.FirstQueue)+n > 1<<16:
+		errs = append(errs, fmt.Errorf("nfqueue.firstQueue: %d queues from %d on: want numbers below 65536", n, c.FirstQueue))
+	}
+	return errs
+}
+
 // AFXDPConfig tunes the afxdp backend.
 type AFXDPConfig struct {
 	AttachConfig
@@ -158,6 +186,41 @@ type AFXDPConfig struct {
 	PinPath     string `json:"pinPath"`     // keeps programs at work without a daemon; "" = nothing is kept
 	UpcallRate  int    `json:"upcallRate"`  // first packets per second of one source; -1 = any
 	UpcallBurst int    `json:"upcallBurst"` // and at once
+}
+
+// validate is as [NFQueueConfig]'s.
+func (c *AFXDPConfig) validate() (errs []error) {
+	if c.Queues < 0 || c.Queues > afxdp.MaxQueues {
+		errs = append(errs, fmt.Errorf("afxdp.queues: want 1 to %d, or 0 for one per CPU", afxdp.MaxQueues))
+	}
+	if c.FlowEntries < 1024 || c.FlowEntries > maxEntries {
+		errs = append(errs, fmt.Errorf("afxdp.flowEntries: want at least 1024 and at most %d", maxEntries))
+	}
+	if c.PinPath != "" && !filepath.IsAbs(c.PinPath) {
+		errs = append(errs, fmt.Errorf("afxdp.pinPath: %q: want an absolute path, or nothing", c.PinPath))
+	}
+	if c.UpcallRate < -1 || c.UpcallRate == 0 || c.UpcallRate > 1e9 {
+		errs = append(errs, errors.New("afxdp.upcallRate: want 1 to 1000000000, or -1 for any"))
+	}
+	if c.UpcallBurst < 1 {
+		errs = append(errs, errors.New("afxdp.upcallBurst: want at least 1"))
+	}
+	if _, _, err := c.options(false); err != nil {
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+// maxEntries bounds the table of flows in the kernel; more would take gigabytes.
+const maxEntries = 1 << 24
+
+// checkAddress checks the form of an address to listen on.
+func checkAddress(s string) error {
+	_, port, err := net.SplitHostPort(s)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	return err
 }
 
 // Default returns the configuration used where nothing is said.
@@ -189,20 +252,6 @@ func Default() Config {
 	}
 }
 
-// Load reads a configuration file over the defaults. An unknown key, a key
-// given twice or a value of the wrong type is an error.
-func Load(path string) (Config, error) {
-	c := Default()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return c, fmt.Errorf("configuration: %w", err)
-	}
-	if err := yaml.UnmarshalStrict(b, &c); err != nil {
-		return c, fmt.Errorf("configuration %s: %w", path, err)
-	}
-	return c, nil
-}
-
 // Validate checks every value and fills in the node's name.
 func (c *Config) Validate() error {
 	var errs []error
@@ -228,24 +277,20 @@ func (c *Config) Validate() error {
 	}
 	errs = append(errs, c.Kubernetes.validate()...)
 	errs = append(errs, c.Controller.Validate())
-	if n := c.Conntrack.MaxConnections; n < 1 || n > conntrack.MaxRecords {
-		errs = append(errs, fmt.Errorf("conntrack.maxConnections: %d: want 1 to %d", n, conntrack.MaxRecords))
+	if c.RejectRate < 0 {
+		errs = append(errs, errors.New("rejectRate: want 0 or more"))
 	}
-	if c.NFQueue.FirstQueue == 0 || c.NFQueue.QueueLength == 0 || c.NFQueue.Queues < 0 {
-		errs = append(errs, errors.New("nfqueue: want firstQueue and queueLength above 0 and queues not negative"))
+	if c.Conntrack.MaxConnections < 1 || c.Conntrack.MaxConnections > conntrack.MaxRecords {
+		errs = append(errs, fmt.Errorf("conntrack.maxConnections: want at least 1 and at most %d", conntrack.MaxRecords))
 	}
+	errs = append(errs, c.NFQueue.validate()...)
 	errs = append(errs, c.DNS.validate(&c.NFQueue)...)
-	if c.AFXDP.Queues < 0 || c.AFXDP.Queues > afxdp.MaxQueues {
-		errs = append(errs, fmt.Errorf("afxdp.queues: want 1 to %d, or 0 for one per CPU", afxdp.MaxQueues))
-	}
-	if c.AFXDP.FlowEntries < 1024 {
-		errs = append(errs, errors.New("afxdp.flowEntries: want at least 1024"))
-	}
-	if _, _, err := c.AFXDP.options(false); err != nil {
-		errs = append(errs, err)
+	errs = append(errs, c.AFXDP.validate()...)
+	if c.Dataplane == "afxdp" && c.AFXDP.Attach == string(afxdp.AttachXDPGeneric) {
+		errs = append(errs, errors.New("afxdp.attach: xdp-generic cannot judge packets: it needs nfqueue behind it (dataplane auto)"))
 	}
 	if c.Metrics.Address != "" {
-		if _, _, err := net.SplitHostPort(c.Metrics.Address); err != nil {
+		if err := checkAddress(c.Metrics.Address); err != nil {
 			errs = append(errs, fmt.Errorf("metrics.address: want HOST:PORT, or nothing: %w", err))
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestManual keeps deploy/config.yaml, the manual, equal to the defaults.
@@ -36,10 +37,23 @@ func TestManual(t *testing.T) {
 
 func TestLoadRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"dataplan: auto":                    "dataplan",
-		"dataplane: auto\ndataplane: afxdp": "dataplane",
-		"conntrack: {maxConnections: many}": "maxConnections",
-		"audit: {window: soon}":             "soon",
+		"dataplan: auto":                        "dataplan: unknown key",
+		"failmode: open":                        "failmode: unknown key", // encoding/json would take it
+		"failMode: closed\nFailMode: open":      "FailMode: unknown key",
+		"afxdp: {pinpath: /x}":                  "afxdp.pinpath: unknown key",
+		"dataplane: auto\ndataplane: afxdp":     "dataplane",
+		"failMode: closed\n---\nfailMode: open": "more than one YAML document",
+		"failMode: [open]":                      "failMode: ",
+		"accelerate: maybe":                     `accelerate: "maybe" is no bool`,
+		"conntrack: {maxConnections: many}":     "conntrack.maxConnections: ",
+		"nfqueue: {firstQueue: 65536}":          "nfqueue.firstQueue: 65536",
+		"nfqueue: {queueLength: -1}":            "nfqueue.queueLength: -1",
+		"audit: {window: soon}":                 "audit.window: ",
+		"dns: {hold: 100}":                      "dns.hold: ",
+		"controller: {webhook: {addres: x}}":    "controller.webhook.addres: unknown key",
+		"afxdp: tcx":                            "afxdp: ",
+		"- a":                                   "where keys belong",
+		"a: [":                                  "yaml",
 	} {
 		path := filepath.Join(t.TempDir(), "c.yaml")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -47,6 +61,63 @@ func TestLoadRefuses(t *testing.T) {
 		}
 		if _, err := Load(path); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%q: error %v, want one naming the file and %q", text, err, want)
+		}
+	}
+}
+
+// What a file says counts, and nothing else changes.
+func TestLoad(t *testing.T) {
+	for text, change := range map[string]func(*Config){
+		"":                              func(*Config) {},
+		"# nothing\n---\n# here\n---\n": func(*Config) {},
+		"failMode: null\nafxdp: null":   func(*Config) {},
+		"---\nfailMode: open\nafxdp: {attach: tcx, antiSpoofing: false}\ndns: {hold: 1s}\ncontroller: {webhook: {names: a}}": func(c *Config) {
+			c.FailMode, c.AFXDP.Attach, c.AFXDP.AntiSpoofing, c.DNS.Hold.Duration, c.Controller.Webhook.Names = "open", "tcx", false, time.Second, "a"
+		},
+	} {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		want := Default()
+		change(&want)
+		if got, err := Load(path); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: %+v, %v", text, got, err)
+		}
+	}
+}
+
+// A value a backend would refuse is refused before any backend starts: with
+// dataplane auto the other one would otherwise go on without it.
+func TestValidateForBackends(t *testing.T) {
+	for text, want := range map[string]string{
+		"rejectRate: -1": "rejectRate",
+		"conntrack: {maxConnections: 99999999999}":       "conntrack.maxConnections",
+		"nfqueue: {firstQueue: 65535, queues: 4}":        "nfqueue.firstQueue",
+		"nfqueue: {queues: 65}":                          "nfqueue.queues",
+		"nfqueue: {queueLength: 0}":                      "nfqueue.queueLength",
+		"afxdp: {flowEntries: 4294967295}":               "afxdp.flowEntries",
+		"afxdp: {pinPath: rel/path}":                     "afxdp.pinPath",
+		"afxdp: {upcallRate: 0}":                         "afxdp.upcallRate",
+		"afxdp: {upcallRate: -2}":                        "afxdp.upcallRate",
+		"afxdp: {upcallBurst: 0}":                        "afxdp.upcallBurst",
+		`afxdp: {devices: "[a"}`:                         "afxdp.devices",
+		`afxdp: {exclude: "cali*,[a"}`:                   "afxdp.exclude",
+		"dataplane: afxdp\nafxdp: {attach: xdp-generic}": "afxdp.attach",
+		`metrics: {address: ":99999"}`:                   "metrics.address",
+		"audit: {maxSizeMiB: 99999999999999}":            "audit.maxSizeMiB",
+	} {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Load(path)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want+": ") {
+			t.Errorf("%q: error %v, want one naming %s", text, err, want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
 
 // TestChangedConfiguration restarts the daemon with other backends and other ways
@@ -32,7 +34,7 @@ func TestChangedConfiguration(t *testing.T) {
 		if !alive(in) || !alive(out) || !alive(asked) {
 			t.Errorf("%s: live connections died: to y/b %t, from y/b %t, to z/c %t", step, cut(in), cut(out), cut(asked))
 		}
-		if !r.opens("tcp", "x/c", "y/b", 6) || r.world.Host("outside").NS.Probe("udp", r.to("y/b", 4, 80), nstest.Blocked) == nil || !r.opens("tcp", "outside", "z/c", 4) || !r.opens("udp", "z/c", "outside", 6) {
+		if !r.reaches("tcp", "x/c", "y/b", 6) || r.world.Host("outside").NS.Probe("udp", r.to("y/b", 4, 80), nstest.Blocked) == nil || !r.reaches("tcp", "outside", "z/c", 4) || !r.reaches("udp", "z/c", "outside", 6) {
 			t.Errorf("%s: the policy is not in force, or more than that is", step)
 		}
 		r.write("policy.yaml", denyYB)
@@ -45,8 +47,70 @@ func TestChangedConfiguration(t *testing.T) {
 	}
 	r.stop(syscall.SIGKILL)
 	r.cleanup()
-	if !r.opens("tcp", "outside", "y/b", 4) {
+	if !r.reaches("tcp", "outside", "y/b", 4) {
 		t.Error("after the cleanup something is still in force")
+	}
+}
+
+// TestBackendsChangeUnderLoad restarts the daemon with other backends while packets
+// flow. Every backend alone judges what the other one does not know of; so nothing
+// denied passes while the one hands over to the other, and of an accepted flow
+// nothing is lost that does not wait for a verdict.
+func TestBackendsChangeUnderLoad(t *testing.T) {
+	r := newRig(t, "afxdp")
+	r.write("policy.yaml", allowFromX+`---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: no-egress, namespace: z}
+spec:
+  podSelector: {matchLabels: {pod: c}}
+  policyTypes: [Egress]
+`)
+	r.start()
+	for i, next := range []string{"auto", "afxdp", "nfqueue", "afxdp", "auto", "nfqueue"} {
+		step := r.conf.Dataplane + " > " + next
+		live := r.dial("udp", "x/a", "y/b", 4)
+		back := r.dial("udp", "y/b", "outside", 6)
+		over, done := make(chan struct{}), make(chan struct{})
+		var passed, lost, sent int
+		go func() {
+			defer close(done)
+			var strangers []net.Conn
+			// Each is a flow of its own, and asked for an answer once it is over.
+			for {
+				for _, to := range []struct{ from, to string }{{"z/c", "outside"}, {"z/a", "y/b"}, {"outside", "y/b"}} {
+					strangers = append(strangers, r.speak(to.from, to.to))
+				}
+				for _, c := range []net.Conn{live, back} {
+					sent++
+					if netlab.Exchange(c, fmt.Appendf(nil, "%d", sent), 100*time.Millisecond) != nil {
+						lost++
+					}
+				}
+				select {
+				case <-over:
+					for _, c := range strangers {
+						if answered(t, c, time.Millisecond) {
+							passed++
+						}
+						c.Close()
+					}
+					return
+				case <-time.After(2 * time.Millisecond):
+				}
+			}
+		}()
+		time.Sleep(100 * time.Millisecond)
+		r.stop([]syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i%2])
+		r.conf.Dataplane = next
+		r.start()
+		time.Sleep(100 * time.Millisecond)
+		close(over)
+		<-done
+		// A packet in the hands of a daemon that is killed goes with it.
+		if passed > 0 || lost > 2 {
+			t.Errorf("%s: %d denied packets passed; %d of %d accepted ones were lost", step, passed, lost, sent)
+		}
 	}
 }
 
@@ -70,7 +134,7 @@ func (r *rig) secondDaemon(dataplane string) {
 		second.proc.Process.Kill()
 		r.t.Errorf("a second daemon runs:\n%s", second.logText())
 	}
-	if !alive(live) || !r.opens("tcp", "x/a", "y/b", 6) || r.opens("udp", "outside", "y/b", 4) {
+	if !alive(live) || !r.reaches("tcp", "x/a", "y/b", 6) || r.opens("udp", "outside", "y/b", 4) {
 		r.t.Error("a second daemon disturbs the first")
 	}
 }
@@ -97,19 +161,12 @@ func TestOrderlyStop(t *testing.T) {
 				}
 			}
 			r.stop(syscall.SIGTERM)
-			answered := func(c net.Conn) bool {
-				if err := c.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
-					t.Fatal(err)
-				}
-				_, err := c.Read(make([]byte, 16))
-				return err == nil
-			}
 			lost, passed := 0, 0
 			for i := range waiting {
-				if !answered(allowed[i]) {
+				if !answered(t, allowed[i], nstest.Timeout) {
 					lost++
 				}
-				if answered(denied[i]) {
+				if answered(t, denied[i], time.Millisecond) {
 					passed++
 				}
 			}
@@ -121,6 +178,16 @@ func TestOrderlyStop(t *testing.T) {
 			}
 		})
 	}
+}
+
+// answered reports whether an answer waits, or comes within a time.
+func answered(t *testing.T, c net.Conn, wait time.Duration) bool {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(wait)); err != nil {
+		t.Error(err)
+	}
+	_, err := c.Read(make([]byte, 16))
+	return err == nil
 }
 
 // speak opens a connection and sends a datagram.
