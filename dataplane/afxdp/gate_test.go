@@ -102,7 +102,7 @@ func sendOut(t *testing.T, c net.Conn, tun *netlink.Tuntap, backend netip.Addr, 
 		}
 		poll := []unix.PollFd{{Fd: int32(tun.Fds[0].Fd()), Events: unix.POLLIN}}
 		for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end) && arrived[backend] == 0; {
-			if n, _ := unix.Poll(poll, 20); n == 0 {
+			if n, _ := unix.Poll(poll, 20); n < 1 { // nothing, or a signal
 				continue
 			}
 			n, err := tun.Fds[0].Read(frame)
