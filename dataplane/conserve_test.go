@@ -162,7 +162,7 @@ func conserve(t *testing.T, mode dataplane.FailMode) {
 		}
 		return true
 	}
-	for deadline := time.Now().Add(10 * time.Second); !accounted(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); !accounted(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			break
 		}

@@ -19,6 +19,9 @@ import (
 	"github.com/tierwall/tierwall/dataplane/fake"
 )
 
+// patience bounds the wait for what must happen: only a test that fails spends it.
+const patience = 30 * time.Second
+
 // start runs an engine until the test ends and fails it if Run does.
 func start(t *testing.T, e *dataplane.Engine) {
 	t.Helper()
@@ -32,7 +35,7 @@ func start(t *testing.T, e *dataplane.Engine) {
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(patience):
 			t.Error("Run did not return")
 		}
 	})
@@ -132,7 +135,7 @@ func TestSetTableStorm(t *testing.T) {
 	}
 	feeders.Wait()
 	for i, d := range drivers {
-		if !d.WaitApplied(perWorker, 5*time.Second) {
+		if !d.WaitApplied(perWorker, patience) {
 			t.Fatalf("driver %d: %d of %d packets have a verdict", i, d.Applied(), perWorker)
 		}
 	}
@@ -140,7 +143,7 @@ func TestSetTableStorm(t *testing.T) {
 		t.Errorf("%d lookups in a table that was no longer in force", n)
 	}
 	// The last batch's counters are published after Apply.
-	deadline := time.Now().Add(2 * time.Second)
+	deadline := time.Now().Add(patience)
 	for e.Stats().Received < workers*perWorker && time.Now().Before(deadline) {
 		time.Sleep(time.Millisecond)
 	}
@@ -171,7 +174,7 @@ func TestSetTableWaitsForApply(t *testing.T) {
 		return nil
 	}
 	backend := fake.NewBackend("fake", busy, idle)
-	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{backend}, StallTimeout: 50 * time.Millisecond})
+	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{backend}, StallTimeout: 500 * time.Millisecond})
 	start(t, e)
 	if _, err := e.Publish(&dataplane.Stub{Gen: 1, Allowed: dataplane.Always}); err != nil {
 		t.Fatalf("idle workers are waited for: %v", err)
@@ -274,8 +277,11 @@ func TestRunFailures(t *testing.T) {
 	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fake.NewBackend("ok", hiccup)}})
 	start(t, e)
 	hiccup.Send(fake.In{Frame: dataplane.Datagram(t, "10.0.0.1:1", "10.0.0.2:2")})
-	if !hiccup.WaitApplied(1, 5*time.Second) {
+	if !hiccup.WaitApplied(1, patience) {
 		t.Fatal("worker did not recover")
+	}
+	for deadline := time.Now().Add(patience); e.Stats().Received == 0 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond) // the counters follow
 	}
 	if s := e.Stats(); s.RecvFails != 2 {
 		t.Errorf("counted %d failures", s.RecvFails)
@@ -308,7 +314,7 @@ func TestRunDrains(t *testing.T) {
 	fast.OnDrain = func() error {
 		order = append(order, "fast")
 		close(gate)
-		if !d.WaitApplied(waiting, 5*time.Second) {
+		if !d.WaitApplied(waiting, patience) {
 			return errors.New("the worker does not work any more")
 		}
 		return nil
@@ -349,13 +355,13 @@ func TestApplyError(t *testing.T) {
 	e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{fake.NewBackend("fake", d)}, FailMode: dataplane.FailOpen})
 	start(t, e)
 	d.Send(fake.In{Frame: dataplane.Datagram(t, "10.0.0.1:1", "10.0.0.2:2"), Final: true})
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(patience)
 	for e.Stats().ApplyFail == 0 && time.Now().Before(deadline) {
 		time.Sleep(time.Millisecond)
 	}
 	fail.Store(false)
 	d.Send(fake.In{Frame: dataplane.Datagram(t, "10.0.0.1:1", "10.0.0.2:2"), Final: true})
-	if !d.WaitApplied(1, 5*time.Second) {
+	if !d.WaitApplied(1, patience) {
 		t.Fatal("worker stopped")
 	}
 	if s := invariant(t, e); s.ApplyFail != 1 {

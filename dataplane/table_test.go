@@ -3,7 +3,6 @@ package dataplane_test
 import (
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -63,7 +62,7 @@ func TestRealTable(t *testing.T) {
 	send("10.0.0.2:81", syn)
 	send("10.0.0.2:82", syn)
 	send("10.0.0.2:81", ack)
-	if !d.WaitApplied(3, 5*time.Second) {
+	if !d.WaitApplied(3, patience) {
 		t.Fatal("no verdict")
 	}
 	if cut, err := e.SetTable(compile(t, 2), dataplane.Change{}); cut != 1 || err != nil {
@@ -71,7 +70,7 @@ func TestRealTable(t *testing.T) {
 	}
 	send("10.0.0.2:81", ack)
 	send("10.0.0.2:82", syn)
-	if !d.WaitApplied(5, 5*time.Second) {
+	if !d.WaitApplied(5, patience) {
 		t.Fatal("no verdict")
 	}
 	pass, drop := dataplane.PassPacket, dataplane.DropPacket
@@ -101,7 +100,7 @@ func TestKeepIsForPods(t *testing.T) {
 	send := func(port string, f dataplane.Flags) dataplane.Disposition {
 		t.Helper()
 		d.Send(fake.In{Frame: dataplane.Segment(t, "10.0.0.1:40000", "10.0.0.2:"+port, f, 1), Final: true})
-		if sent++; !d.WaitApplied(sent, 5*time.Second) {
+		if sent++; !d.WaitApplied(sent, patience) {
 			t.Fatal("no verdict")
 		}
 		return d.Results()[sent-1].Disposition

@@ -132,7 +132,7 @@ func (s *syncBuffer) String() string {
 // until waits until the output holds text.
 func (s *syncBuffer) until(t *testing.T, text string) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !strings.Contains(s.String(), text); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !strings.Contains(s.String(), text); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("waited 5 s for %q; got\n%s", text, s.String())
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -51,21 +52,27 @@ func TestAcross(t *testing.T) {
 		for _, network := range []string{"tcp", "udp"} {
 			for _, addr := range []netip.Addr{b.Addr4, b.Addr6} {
 				c = dial(t, a.NS, network, nstest.Echo(t, b.NS, network, addr, openPort).Addr)
-				stack, before := marked(), r.backend.Stats()
 				const rounds = 100
-				across := r.went(t, func() {
-					for range rounds {
-						exchange(t, c)
+				// A way is learnt anew on every CPU, and every second: a machine that
+				// makes this take seconds does not do so every time.
+				for try := 1; ; try++ {
+					stack, before := marked(), r.backend.Stats()
+					across := r.went(t, func() {
+						for range rounds {
+							exchange(t, c)
+						}
+					})
+					saw := marked() - stack
+					if n := r.backend.Stats().Bypassed - before.Bypassed; n < 2*rounds-2 {
+						t.Errorf("%d packets counted as passed in the kernel", n)
 					}
-				})
-				if across < 2*rounds-20 {
-					t.Errorf("strict %v, %s to %s: %d of %d packets went across", strict, network, addr, across, 2*rounds)
-				}
-				if n := marked() - stack; n > 20 {
-					t.Errorf("strict %v, %s to %s: the stack saw %d packets", strict, network, addr, n)
-				}
-				if n := r.backend.Stats().Bypassed - before.Bypassed; n < 2*rounds-2 {
-					t.Errorf("%d packets counted as passed in the kernel", n)
+					if across >= 2*rounds-20 && saw <= 20 {
+						break
+					}
+					if try == timeTries {
+						t.Errorf("strict %v, %s to %s: %d of %d packets went across, the stack saw %d", strict, network, addr, across, 2*rounds, saw)
+						break
+					}
 				}
 			}
 		}
@@ -74,8 +81,8 @@ func TestAcross(t *testing.T) {
 		for start := time.Now(); time.Since(start) < 3*wayTime; time.Sleep(5 * time.Millisecond) {
 			exchange(t, c)
 		}
-		// Two directions, and a goroutine that may change the CPU.
-		if n := marked() - stack; n < 4 || n > 40 {
+		// Two directions, and goroutines that may change the CPU.
+		if n := marked() - stack; n < 4 || n > max(40, 16*uint64(runtime.NumCPU())) {
 			t.Errorf("the stack saw %d packets of a flow in %v", n, 3*wayTime)
 		}
 		for _, ns := range []*netlab.NS{a.NS, b.NS} {
@@ -287,17 +294,11 @@ func TestIdleAcross(t *testing.T) {
 	r.update(t, a, b)
 	c := dial(t, a.NS, "udp", nstest.Echo(t, b.NS, "udp", b.Addr4, openPort).Addr)
 	r.learn(t, c)
-	r.upcalls()
-	for start := time.Now(); time.Since(start) < 3*idle; time.Sleep(time.Millisecond) {
-		exchange(t, c)
-	}
-	if up := r.upcalls(); len(up) != 0 {
+	if up := r.inUse(t, c, idle); len(up) != 0 {
 		t.Errorf("%d packets of a flow in use came up", len(up))
 	}
-	time.Sleep(2 * idle)
-	exchange(t, c)
-	if up := r.upcalls(); len(up) != 1 || up[0].reply {
-		t.Errorf("after %v: came up %v, want the first packet of a new flow", 2*idle, up)
+	if up := r.afterPause(t, c, idle); len(up) != 1 || up[0].reply {
+		t.Errorf("after %v: came up %v, want the first packet of a new flow", 3*idle, up)
 	}
 }
 

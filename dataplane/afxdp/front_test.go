@@ -46,7 +46,7 @@ func (k *kernel) accept(program string, frame []byte) flowKey {
 // look into the map would say; everything special about a packet makes it look.
 func TestFront(t *testing.T) {
 	nstest.Need(t, canRun)
-	k := newKernel(t, true)
+	k, ends := newKernel(t, true), newKernel(t, true, frontEnds(t))
 	pay := gopacket.Payload("tierwall")
 	tcp := func() *layers.TCP { return &layers.TCP{SrcPort: 40000, DstPort: 80, ACK: true} }
 	udp := &layers.UDP{SrcPort: 40000, DstPort: 80}
@@ -65,7 +65,7 @@ func TestFront(t *testing.T) {
 		}, 54},
 	} {
 		t.Run(family.name, func(t *testing.T) {
-			k.t = t
+			k.t, ends.t = t, t
 			onOneCPU(t)
 			frames := map[string][]byte{
 				"TCP": family.build(6, tcp(), pay), "UDP": family.build(17, udp, pay), "SCTP": family.build(132, sctp),
@@ -115,11 +115,17 @@ func TestFront(t *testing.T) {
 				k.accept("pod_egress", frame)
 				fates("seen to a pod", asked, passed)
 				// It ends by itself.
-				k.forgetFront()
-				k.accept("pod_ingress", frame)
-				time.Sleep(260 * time.Millisecond) // front_time is 250 ms here
-				time.Sleep(2 * coarseTick(t))
-				fates("a while ago", asked, asked)
+				ends.set("generation", 1)
+				ends.forgetFront()
+				began := time.Now()
+				ends.accept("pod_ingress", frame)
+				if fate, _, _ := ends.run("pod_ingress", frame, 0); fate != passed && time.Since(began) < soon {
+					t.Errorf("%s, seen %v ago: %s", name, time.Since(began), fate)
+				}
+				time.Sleep(soon + 2*coarseTick(t))
+				if fate, _, _ := ends.run("pod_ingress", frame, 0); fate != asked {
+					t.Errorf("%s, seen a while ago: %s", name, fate)
+				}
 			}
 			// What opens or closes a connection is looked at, and so is whatever
 			// parse would not call a key.
@@ -426,12 +432,8 @@ func TestFlowInUseStays(t *testing.T) {
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)
 	c := dial(t, a.NS, "udp", nstest.Echo(t, b.NS, "udp", b.Addr4, openPort).Addr)
-	exchange(t, c)
-	for start := time.Now(); time.Since(start) < 3*idle; time.Sleep(time.Millisecond) {
-		exchange(t, c)
-	}
-	if up := r.upcalls(); len(up) != 1 {
-		t.Errorf("%d packets came up, want the first", len(up))
+	if up := r.inUse(t, c, idle); len(up) != 0 {
+		t.Errorf("%d packets of a flow in use came up", len(up))
 	}
 }
 

@@ -39,7 +39,8 @@ type skbContext struct {
 
 const loopback = 1 // ifindex in every namespace
 
-// newKernel loads the programs; change is for what the test wants different.
+// newKernel loads the programs; change is for what the test wants different. What a
+// CPU notes holds for minutes, for whoever is not let run meanwhile: see frontEnds.
 func newKernel(t testing.TB, strict bool, change ...func(*ebpf.CollectionSpec)) *kernel {
 	t.Helper()
 	k := &kernel{t: t}
@@ -72,6 +73,9 @@ func newKernel(t testing.TB, strict bool, change ...func(*ebpf.CollectionSpec)) 
 	if err := k.cfg.sizeFront(spec); err != nil {
 		t.Fatal(err)
 	}
+	tick := coarseTick(t)
+	set("front_ticks", uint64(time.Hour/tick))
+	set("way_ticks", uint64(time.Hour/tick))
 	for _, f := range change {
 		f(spec)
 	}
@@ -95,6 +99,17 @@ func newKernel(t testing.TB, strict bool, change ...func(*ebpf.CollectionSpec)) 
 		t.Fatal(err)
 	}
 	return k
+}
+
+// soon is how long what a CPU notes of a flow holds in a kernel with frontEnds.
+const soon = 250 * time.Millisecond
+
+func frontEnds(t testing.TB) func(*ebpf.CollectionSpec) {
+	return func(spec *ebpf.CollectionSpec) {
+		if err := spec.Variables["front_ticks"].Set(uint64(soon / coarseTick(t))); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // What became of a packet.

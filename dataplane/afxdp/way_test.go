@@ -27,7 +27,7 @@ type wayRig struct {
 	own, pod net.HardwareAddr
 }
 
-func newWayRig(t *testing.T, ns *netlab.NS) *wayRig {
+func newWayRig(t *testing.T, ns *netlab.NS, change ...func(*ebpf.CollectionSpec)) *wayRig {
 	t.Helper()
 	w := &wayRig{pod: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
 	for _, d := range []struct {
@@ -43,14 +43,14 @@ func newWayRig(t *testing.T, ns *netlab.NS) *wayRig {
 		}
 		*d.index, w.own = uint32(l.Attrs().Index), l.Attrs().HardwareAddr
 	}
-	w.kernel = newKernel(t, false, func(spec *ebpf.CollectionSpec) {
+	w.kernel = newKernel(t, false, append(change, func(spec *ebpf.CollectionSpec) {
 		spec.Maps["ways"].MaxEntries = spec.Maps["front"].MaxEntries
 		for _, name := range []string{"accelerate", "tcp_liberal"} {
 			if err := spec.Variables[name].Set(true); err != nil {
 				t.Fatal(err)
 			}
 		}
-	})
+	})...)
 	for _, i := range []uint32{w.from, w.to} {
 		w.device(i, deviceOpen)
 		w.guard(i, 0)
@@ -215,7 +215,7 @@ func TestWayIsTriedAgain(t *testing.T) {
 	ns := nstest.New(t)
 	if err := ns.Do(func() error {
 		onOneCPU(t)
-		w := newWayRig(t, ns.NS)
+		w := newWayRig(t, ns.NS, frontEnds(t))
 		frame := build(t, ether4, ipv4(17), &layers.UDP{SrcPort: 40000, DstPort: 8080}, gopacket.Payload("tierwall"))
 		w.flow(frame, 0)
 		leaving := skbContext{Mark: DefaultMarks.Fast, Ifindex: w.to, IngressIfindex: w.from}
@@ -223,7 +223,7 @@ func TestWayIsTriedAgain(t *testing.T) {
 		w.pass(frame, w.routed(frame), leaving)
 		w.device(w.to, deviceOpen)
 		w.pass(frame, w.routed(frame), leaving) // still as it was noted
-		time.Sleep(w.cfg.frontTime() + 2*coarseTick(t))
+		time.Sleep(soon + 2*coarseTick(t))
 		w.pass(frame, w.routed(frame), leaving)
 		if fate, _, _ := w.runOn(w.from, "pod_ingress", frame, 0); fate != across {
 			t.Errorf("the next packet was %s", fate)

@@ -31,7 +31,7 @@ func TestFollow(t *testing.T) {
 				if got != w {
 					t.Fatalf("got %q, want %q", got, w)
 				}
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Fatalf("no line, want %q", w)
 			}
 		}

@@ -228,7 +228,7 @@ func TestSyslogDatagrams(t *testing.T) {
 	buf := make([]byte, 64<<10)
 	var got []string
 	for range l.records() {
-		if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := c.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		n, err := c.Read(buf)
@@ -262,7 +262,7 @@ func TestSyslogAway(t *testing.T) {
 	d := l.w.feeds[0]
 	until := func(what string, cond func() bool) {
 		t.Helper()
-		for end := time.Now().Add(10 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); !cond(); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("not within 10 s: %s", what)
 			}
@@ -413,7 +413,7 @@ func TestStream(t *testing.T) {
 	fast, lazy := connect(), connect()
 	defer fast.Close()
 	defer lazy.Close()
-	for end := time.Now().Add(5 * time.Second); l.w.Stats().Readers != 2; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); l.w.Stats().Readers != 2; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("readers are not accepted")
 		}

@@ -39,7 +39,7 @@ func TestUnknownPodIsJudged(t *testing.T) {
 			nstest.Unreachable(t, w.Outside, network, at(late.Addr(family), portGood))
 			nstest.Unreachable(t, late.NS, network, at(w.b.Addr(family), portGood))
 			seen := map[string]bool{}
-			for _, q := range w.judge.take() {
+			for _, q := range w.asked(t, 3) {
 				seen[anyPort(q.key)] = true
 			}
 			for _, want := range []string{
@@ -82,7 +82,7 @@ func TestNodeReachesUnknownPod(t *testing.T) {
 	// And no more than that: what such a pod opens to its node is judged.
 	s := nstest.Echo(t, w.NS, "tcp", w.Addr4, portGood)
 	nstest.Unreachable(t, late.NS, "tcp", s.Addr)
-	if len(w.judge.take()) == 0 || s.Seen() != 0 {
+	if w.asked(t, 1); s.Seen() != 0 {
 		t.Errorf("an unknown pod reached its node, %d times", s.Seen())
 	}
 }
@@ -131,9 +131,7 @@ func TestLocalPrefixes(t *testing.T) {
 	w.start(t, Config{Queues: 1})
 	w.judge.take()
 	nstest.Unreachable(t, late.NS, "tcp", at(w.b.Addr4, portGood))
-	if len(w.judge.take()) == 0 {
-		t.Error("after a restart, before a table, an unknown pod is not judged")
-	}
+	w.asked(t, 1) // after a restart, before a table
 	w.judge.prefixes = []netip.Prefix{netip.MustParsePrefix("10.250.0.0/16"), netip.MustParsePrefix("255.255.255.0/24"), netip.MustParsePrefix("ffff:ffff:ffff:ffff::/64")}
 	w.update(t)
 	nstest.Reach(t, late.NS, "tcp", at(w.b.Addr4, portGood))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -43,6 +44,23 @@ func refusal(t *testing.T, from *netlab.NS, network string, to netip.AddrPort) (
 	return time.Since(began), err
 }
 
+// refused fails the test unless a client at from learns that it is refused, and at
+// once, and returns how often it tried. On a busy machine it may take a second now and
+// then, but not every time.
+func refused(t *testing.T, what string, from *netlab.NS, network string, to netip.AddrPort, want error) (tries int) {
+	t.Helper()
+	for {
+		took, err := refusal(t, from, network, to)
+		if tries++; errors.Is(err, want) && took <= time.Second {
+			return tries
+		}
+		if !errors.Is(err, want) || tries == 10 {
+			t.Errorf("%s, %s to %v: %v after %v in try %d, want %v at once", what, network, to, err, took, tries, want)
+			return tries
+		}
+	}
+}
+
 // S2-21, S2-22: a refused TCP client is reset at once, a UDP client gets an ICMP
 // error; on every path and in both families.
 func TestReject(t *testing.T) {
@@ -64,9 +82,7 @@ func TestReject(t *testing.T) {
 		for i, udp := range []error{unix.EHOSTUNREACH, unix.EACCES} { // ICMP code 10, ICMPv6 code 1
 			for network, want := range map[string]error{"tcp": unix.ECONNREFUSED, "udp": udp} {
 				s := nstest.Echo(t, path.at, network, path.to[i], portGood)
-				if took, err := refusal(t, path.from, network, s.Addr); !errors.Is(err, want) || took > time.Second {
-					t.Errorf("%s, %s to %v: %v after %v, want %v at once", path.name, network, s.Addr, err, took, want)
-				}
+				refused(t, path.name, path.from, network, s.Addr, want)
 				if s.Seen() != 0 {
 					t.Errorf("%s: the server saw a refused %s connection", path.name, network)
 				}
@@ -95,11 +111,10 @@ func TestRejectBehindService(t *testing.T) {
 		dnat(vip, w.b.Addr4, portGood))
 	nstest.Echo(t, w.b.NS, "tcp", w.b.Addr4, portGood)
 	for network, want := range map[string]error{"tcp": unix.ECONNREFUSED, "udp": unix.EHOSTUNREACH} {
-		if took, err := refusal(t, w.a.NS, network, at(vip, 80)); !errors.Is(err, want) || took > time.Second {
-			t.Errorf("%s to a Service: %v after %v, want %v at once", network, err, took, want)
-		}
+		w.judge.take()
+		tries := refused(t, "to a Service", w.a.NS, network, at(vip, 80), want)
+		w.want(t, "refused Service", slices.Repeat([]string{key(network, w.a.Addr4, w.b.Addr4, portGood)}, tries)...)
 	}
-	w.want(t, "refused Service", key("tcp", w.a.Addr4, w.b.Addr4, portGood), key("udp", w.a.Addr4, w.b.Addr4, portGood))
 }
 
 // dnat is a rule that sends what goes to an address to a backend.

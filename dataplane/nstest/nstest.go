@@ -16,7 +16,7 @@ const RequireEnv = "TIERWALL_REQUIRE_PRIV"
 
 // Timeout bounds what a test waits for and expects to happen. It is generous:
 // it is spent only by failing tests.
-const Timeout = 15 * time.Second
+const Timeout = 45 * time.Second
 
 // Blocked bounds what a test waits for and expects not to happen. It is spent
 // by passing tests.

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tierwall/tierwall/cmd/internal/operator"
+	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/afxdp"
 	"github.com/tierwall/tierwall/dataplane/audit"
@@ -210,7 +211,7 @@ func (c *AFXDPConfig) validate() (errs []error) {
 	return errs
 }
 
-// maxEntries bounds tables of connections; more would take gigabytes.
+// maxEntries bounds the table of flows in the kernel; more would take gigabytes.
 const maxEntries = 1 << 24
 
 // checkAddress checks the form of an address to listen on.
@@ -279,8 +280,8 @@ func (c *Config) Validate() error {
 	if c.RejectRate < 0 {
 		errs = append(errs, errors.New("rejectRate: want 0 or more"))
 	}
-	if c.Conntrack.MaxConnections < 1 || c.Conntrack.MaxConnections > maxEntries {
-		errs = append(errs, fmt.Errorf("conntrack.maxConnections: want at least 1 and at most %d", maxEntries))
+	if c.Conntrack.MaxConnections < 1 || c.Conntrack.MaxConnections > conntrack.MaxRecords {
+		errs = append(errs, fmt.Errorf("conntrack.maxConnections: want at least 1 and at most %d", conntrack.MaxRecords))
 	}
 	errs = append(errs, c.NFQueue.validate()...)
 	errs = append(errs, c.DNS.validate(&c.NFQueue)...)

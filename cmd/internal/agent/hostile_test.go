@@ -119,7 +119,7 @@ func TestHostile(t *testing.T) {
 						}
 					}
 					for _, typ := range []string{"tcp", "udp"} { // marks the end of what was sent before
-						if got := r.opens(typ, "x/a", "y/b", family); !got {
+						if !r.reaches(typ, "x/a", "y/b", family) {
 							t.Errorf("x/a > y/b %s IPv%d does not pass behind all that", typ, family)
 						}
 					}
@@ -199,7 +199,7 @@ func TestForgedSources(t *testing.T) {
 					}
 				}
 			}
-			if !r.opens("tcp", "x/a", "y/b", 4) || !r.opens("udp", "x/a", "y/b", 6) {
+			if !r.reaches("tcp", "x/a", "y/b", 4) || !r.reaches("udp", "x/a", "y/b", 6) {
 				t.Error("x/a itself is refused")
 			}
 			time.Sleep(20 * time.Millisecond)

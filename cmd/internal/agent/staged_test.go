@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/tierwall/tierwall/cmd/internal/auditlog"
 	"github.com/tierwall/tierwall/dataplane/audit"
@@ -130,7 +129,7 @@ func withStage(text string, staged bool) string {
 // node's own loopback address.
 func (r *rig) scrape(path string) (code int, text string) {
 	r.t.Helper()
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+	client := http.Client{Timeout: patience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			return r.world.Node.NS.Dial(ctx, network, netip.AddrPort{}, netip.MustParseAddrPort(addr))
@@ -209,7 +208,7 @@ func TestStagedDenials(t *testing.T) {
 		t.Run(p.policy, func(t *testing.T) {
 			r.t = t
 			r.apply(withStage(p.text, true))
-			if !r.opens("tcp", "x/a", "y/b", 4) || !r.opens("udp", "x/a", "y/b", 6) {
+			if !r.reaches("tcp", "x/a", "y/b", 4) || !r.reaches("udp", "x/a", "y/b", 6) {
 				t.Error("a staged policy refuses connections")
 			}
 			for _, proto := range []string{"TCP", "UDP"} {
@@ -284,14 +283,14 @@ spec:
 					}
 				}
 			}
-			if !r.opens("tcp", "x/a", "y/c", 4) {
+			if !r.reaches("tcp", "x/a", "y/c", 4) {
 				t.Error("a pod no policy selects is closed")
 			}
 			r.until("would-allow is recorded", func() bool {
 				return len(r.records(auditlog.Filter{Verdicts: []string{audit.WouldAllow}, Policies: []string{"let-in"}, Protocols: []string{"UDP"}})) > 0
 			})
 			r.apply(denyYB + withStage(allow, false))
-			if !r.opens("tcp", "x/a", "y/b", 4) || r.opens("tcp", "z/a", "y/b", 4) {
+			if !r.reaches("tcp", "x/a", "y/b", 4) || r.opens("tcp", "z/a", "y/b", 4) {
 				t.Error("the enforced policy does not do what the staged one promised")
 			}
 			r.stop(syscall.SIGTERM)

@@ -380,7 +380,8 @@ func TestAuditFollow(t *testing.T) {
 	s := httptest.NewUnstartedServer(Handler(Config{
 		Engine: &engine{}, Status: func() Status { return Status{} }, AuditFile: path, Alive: 10 * time.Millisecond,
 	}))
-	s.Config.ReadTimeout, s.Config.WriteTimeout = 300*time.Millisecond, 300*time.Millisecond
+	const limit = time.Second
+	s.Config.ReadTimeout, s.Config.WriteTimeout = limit, limit
 	s.Start()
 	defer s.Close()
 	c := &Client{HTTP: s.Client(), Base: s.URL}
@@ -405,7 +406,7 @@ func TestAuditFollow(t *testing.T) {
 			return nil
 		},
 		Alive: func(time.Time) error {
-			if alive++; alive > 5 && time.Since(began) > 700*time.Millisecond && len(seqs) == 1 {
+			if alive++; alive > 5 && time.Since(began) > 2*limit && len(seqs) == 1 {
 				write(t, path, line(t, 2, "Drop"))
 				alive = -1 << 30
 			}

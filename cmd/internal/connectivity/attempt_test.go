@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 	"github.com/tierwall/tierwall/policy/simulate"
 )
@@ -39,6 +41,7 @@ type attempt struct {
 
 	passed   bool
 	tries    int
+	mute     int // tries of which nothing left the source
 	err      error
 	arrived  int
 	sources  []uint16 // of the tries
@@ -64,9 +67,12 @@ const (
 	patience = 5 * time.Second
 	blocked  = 300 * time.Millisecond
 	parallel = 96
-	// What is expected to pass is tried again once, and counted: a machine that is
-	// busy with something else loses a datagram.
-	tries = 2
+	// What is expected to pass is tried again, and counted: a machine that is busy
+	// with something else loses a datagram.
+	tries = 3
+	// A denied attempt that says nothing in its time proves nothing: it is made
+	// again, so often.
+	mostMute = 20
 )
 
 // attempts makes every attempt.
@@ -90,15 +96,27 @@ func (l *lab) attempts(all []*attempt) {
 	}
 	wg.Wait()
 	time.Sleep(20 * time.Millisecond) // what is on its way to a tap
-	for _, a := range all {
-		for _, from := range a.sources {
-			p := arrival{at: a.key.Dst.Netip(), proto: byte(a.key.Proto), from: from, port: a.key.DstPort}
-			if !a.key.Proto.HasPorts() {
-				p.port = 0
-			}
-			a.arrived += a.to.tap.saw(p)
+	// What passed has arrived; a tap that has read it has read what came before.
+	for deadline := time.Now().Add(nstest.Timeout); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if !slices.ContainsFunc(all, func(a *attempt) bool { return a.passed && a.arrivals() == 0 }) {
+			break
 		}
 	}
+	for _, a := range all {
+		a.arrived = a.arrivals()
+	}
+}
+
+// arrivals returns how many packets of all tries the tap at the destination saw.
+func (a *attempt) arrivals() (n int) {
+	for _, from := range a.sources {
+		p := arrival{at: a.key.Dst.Netip(), proto: byte(a.key.Proto), from: from, port: a.key.DstPort}
+		if !a.key.Proto.HasPorts() {
+			p.port = 0
+		}
+		n += a.to.tap.saw(p)
+	}
+	return n
 }
 
 func (l *lab) attempt(a *attempt) {
@@ -106,7 +124,7 @@ func (l *lab) attempt(a *attempt) {
 	if a.hasty {
 		n, timeout = 1, blocked
 	}
-	for range n {
+	for i := 0; i < n; i++ {
 		a.tries++
 		port := l.source()
 		a.sources = append(a.sources, port)
@@ -119,7 +137,20 @@ func (l *lab) attempt(a *attempt) {
 			a.tooEarly = a.err
 			return
 		}
+		if a.hasty && !a.spoke(port) {
+			// The time was over before anything was said, or the source is still
+			// looking for its neighbour: no filter has seen it.
+			if a.mute++; a.mute < mostMute {
+				n++
+			}
+		}
 	}
+}
+
+// spoke reports whether something of a try left its source. The node has no tap:
+// nothing denies what it sends.
+func (a *attempt) spoke(port uint16) bool {
+	return a.from.tap == nil || a.from.tap.sent(arrival{at: a.dial.Addr(), proto: byte(a.key.Proto), from: port, port: a.dial.Port()}) > 0
 }
 
 // connect makes one connection, with a whole exchange over it.

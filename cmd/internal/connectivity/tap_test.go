@@ -23,19 +23,19 @@ type arrival struct {
 	port  uint16 // destination port; 0 for ICMP
 }
 
-// tap remembers what arrived at a namespace's device.
+// tap remembers what arrived at a namespace's device, and what left by it.
 type tap struct {
 	file *os.File
 	done chan struct{}
 
-	mu   sync.Mutex
-	seen map[arrival]int
+	mu         sync.Mutex
+	seen, left map[arrival]int
 }
 
 // newTap starts a tap that ends with the test.
 func newTap(t *testing.T, ns *netlab.NS) *tap {
 	t.Helper()
-	p := &tap{done: make(chan struct{}), seen: map[arrival]int{}}
+	p := &tap{done: make(chan struct{}), seen: map[arrival]int{}, left: map[arrival]int{}}
 	link, err := ns.Link(netlab.PodDevice)
 	if err != nil {
 		t.Fatal(err)
@@ -48,9 +48,6 @@ func newTap(t *testing.T, ns *netlab.NS) *tap {
 		}
 		p.file = os.NewFile(uintptr(fd), "tap")
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
-			return err
-		}
-		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
 			return err
 		}
 		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: uint16(all), Ifindex: link.Attrs().Index})
@@ -68,20 +65,33 @@ func newTap(t *testing.T, ns *netlab.NS) *tap {
 
 func (p *tap) run() {
 	defer close(p.done)
+	raw, err := p.file.SyscallConn()
+	if err != nil {
+		return // closed already
+	}
 	buf := make([]byte, 2048)
 	for {
-		n, err := p.file.Read(buf)
-		switch {
-		case errors.Is(err, os.ErrClosed):
-			return
-		case err != nil:
+		var n int
+		var from unix.Sockaddr
+		err := raw.Read(func(fd uintptr) bool {
+			var err error
+			n, from, err = unix.Recvfrom(int(fd), buf, 0)
+			return !errors.Is(err, unix.EAGAIN)
+		})
+		if err != nil {
+			return // closed: any other error is Recvfrom's, and leaves n below 0
+		}
+		a, ok := parseArrival(buf[:max(n, 0)])
+		if !ok {
 			continue
 		}
-		if a, ok := parseArrival(buf[:n]); ok {
-			p.mu.Lock()
+		p.mu.Lock()
+		if l, ok := from.(*unix.SockaddrLinklayer); ok && l.Pkttype == unix.PACKET_OUTGOING {
+			p.left[a]++
+		} else {
 			p.seen[a]++
-			p.mu.Unlock()
 		}
+		p.mu.Unlock()
 	}
 }
 
@@ -92,11 +102,19 @@ func (p *tap) saw(a arrival) int {
 	return p.seen[a]
 }
 
-// forget drops what has arrived: source ports come round again.
+// sent returns how many packets of an attempt left.
+func (p *tap) sent(a arrival) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.left[a]
+}
+
+// forget drops what has passed: source ports come round again.
 func (p *tap) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.seen)
+	clear(p.left)
 }
 
 // parseArrival reads a packet without extension headers or IP options: the

@@ -19,8 +19,8 @@ import (
 // is normal and only bound the wait for a broken one.
 const (
 	startTimeout = time.Minute
-	stopTimeout  = 8 * time.Second
-	statsTimeout = 3 * time.Second
+	stopTimeout  = 20 * time.Second
+	statsTimeout = 30 * time.Second
 	pollInterval = 20 * time.Millisecond
 )
 

@@ -119,6 +119,9 @@ func Run(ctx context.Context, c Config) (rep *Report, err error) {
 		_, err := d.stop()
 		return nil, errors.Join(errors.New("the daemon ended while connections were tried"), err)
 	}
+	if err := again(ctx, in.Table, results); err != nil {
+		return nil, err
+	}
 	obs, err := predict(in.Table, results)
 	if err != nil {
 		return nil, err

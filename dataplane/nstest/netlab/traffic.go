@@ -124,6 +124,12 @@ func (s *Server) serveUDP(c *net.UDPConn) {
 // Dial opens a connection from inside the namespace; network is "tcp" or "udp".
 // src may be the zero AddrPort.
 func (n *NS) Dial(ctx context.Context, network string, src, dst netip.AddrPort) (net.Conn, error) {
+	return n.dial(func() (context.Context, context.CancelFunc) { return ctx, func() {} }, network, src, dst)
+}
+
+// dial is Dial with a context that begins inside the namespace: to get there takes
+// a thread, and on a busy machine a while.
+func (n *NS) dial(begin func() (context.Context, context.CancelFunc), network string, src, dst netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{FallbackDelay: -1} // one address, one attempt, on this thread
 	if src.IsValid() {
 		if network == "udp" {
@@ -134,6 +140,8 @@ func (n *NS) Dial(ctx context.Context, network string, src, dst netip.AddrPort) 
 	}
 	var c net.Conn
 	err := n.Do(func() (err error) {
+		ctx, cancel := begin()
+		defer cancel()
 		c, err = d.DialContext(ctx, network, dst.String())
 		return err
 	})
@@ -142,16 +150,17 @@ func (n *NS) Dial(ctx context.Context, network string, src, dst netip.AddrPort) 
 
 // Probe opens a connection from inside the namespace to an echo server, sends
 // one message (one datagram for UDP, never repeated) and waits for its echo. It
-// returns nil when the echo came back unchanged.
+// returns nil when the echo came back unchanged. The time to connect and the time
+// for the echo are bounded by timeout each.
 func (n *NS) Probe(network string, dst netip.AddrPort, timeout time.Duration) error {
 	return n.ProbeFrom(network, netip.AddrPort{}, dst, timeout)
 }
 
 // ProbeFrom is Probe with a given source.
 func (n *NS) ProbeFrom(network string, src, dst netip.AddrPort, timeout time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	c, err := n.Dial(ctx, network, src, dst)
+	c, err := n.dial(func() (context.Context, context.CancelFunc) {
+		return context.WithTimeout(context.Background(), timeout)
+	}, network, src, dst)
 	if err != nil {
 		return err
 	}
@@ -159,13 +168,20 @@ func (n *NS) ProbeFrom(network string, src, dst netip.AddrPort, timeout time.Dur
 	return Exchange(c, []byte("tierwall probe"), timeout)
 }
 
+// writePatience is how much longer than for the echo Exchange waits for room to
+// write in: whoever waits for nothing to come back must have said something.
+const writePatience = 10 * time.Second
+
 // Exchange writes msg on a connection to an echo server and waits for it to
-// come back.
+// come back. The time counts from when it is written.
 func Exchange(c net.Conn, msg []byte, timeout time.Duration) error {
-	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(timeout + writePatience)); err != nil {
 		return err
 	}
 	if _, err := c.Write(msg); err != nil {
+		return err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
 	got := make([]byte, len(msg))
