@@ -58,6 +58,14 @@ nf_tables. Progress goes to standard error.`,
 			if c.Rounds < 0 || c.Window < 0 {
 				return errors.New("--rounds and --window: want positive values")
 			}
+			for _, dir := range []string{plots, record} { // before, not after the measurement
+				if dir == "" {
+					continue
+				}
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					return err
+				}
+			}
 			c.Progress = cmd.ErrOrStderr()
 			rep, err := run(cmd.Context(), c)
 			if err != nil {

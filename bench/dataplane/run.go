@@ -108,7 +108,9 @@ func begin(ctx context.Context, c Config, command string) (*session, error) {
 		return nil, err
 	}
 	s := &session{Config: c, dir: dir, began: time.Now(), report: &Report{Machine: thisMachine(), Command: command, Rounds: c.Rounds}}
-	c.say("building tierwalld")
+	if c.Daemon == "" {
+		c.say("building tierwalld")
+	}
 	if s.programs, err = findPrograms(ctx, c.Daemon, dir); err != nil {
 		return nil, errors.Join(err, s.close())
 	}

@@ -49,3 +49,28 @@ func TestUsage(t *testing.T) {
 		}
 	}
 }
+
+// What is wrong on the command line shows before anything is measured: the report
+// would be lost with it.
+func TestMistakesShowAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, flags := range map[string][]string{
+		"-o xml":              {"-o", "xml"},
+		"--subjects nobody":   {"--subjects", "kernel,nobody"},
+		"--rounds":            {"--rounds", "-1"},
+		file:                  {"--plots", filepath.Join(file, "plots")},
+		filepath.Base(file):   {"--record", filepath.Join(file, "results")},
+		`"0.5" for "--window`: {"--window", "0.5"},
+	} {
+		for _, command := range []string{"dataplane", "flood", "churn", "restart"} {
+			var out bytes.Buffer
+			err := run(append([]string{command, "--quick", "--subjects", "kernel", "--daemon", file}, flags...), &out)
+			if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "exec") || out.Len() > 0 {
+				t.Errorf("%s %q: %v, printed %q", command, flags, err, out.String())
+			}
+		}
+	}
+}

@@ -37,23 +37,23 @@ func TestManual(t *testing.T) {
 
 func TestLoadRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"dataplan: auto":                        "dataplan: unknown key",
-		"failmode: open":                        "failmode: unknown key", // encoding/json would take it
-		"failMode: closed\nFailMode: open":      "FailMode: unknown key",
-		"afxdp: {pinpath: /x}":                  "afxdp.pinpath: unknown key",
-		"dataplane: auto\ndataplane: afxdp":     "dataplane",
-		"failMode: closed\n---\nfailMode: open": "more than one YAML document",
-		"failMode: [open]":                      "failMode: ",
-		"accelerate: maybe":                     `accelerate: "maybe" is no bool`,
-		"conntrack: {maxConnections: many}":     "conntrack.maxConnections: ",
-		"nfqueue: {firstQueue: 65536}":          "nfqueue.firstQueue: 65536",
-		"nfqueue: {queueLength: -1}":            "nfqueue.queueLength: -1",
-		"audit: {window: soon}":                 "audit.window: ",
-		"dns: {hold: 100}":                      "dns.hold: ",
-		"controller: {webhook: {addres: x}}":    "controller.webhook.addres: unknown key",
-		"afxdp: tcx":                            "afxdp: ",
-		"- a":                                   "where keys belong",
-		"a: [":                                  "yaml",
+		"dataplan: auto":                         "dataplan: unknown key",
+		"failmode: open":                         "failmode: unknown key", // encoding/json would take it
+		"failMode: closed\nFailMode: open":       "FailMode: unknown key",
+		"afxdp: {pinpath: /x}":                   "afxdp.pinpath: unknown key",
+		"dataplane: auto\ndataplane: afxdp":      "dataplane",
+		"failMode: closed\n---\nfailMode: open":  "more than one YAML document",
+		"failMode: [open]":                       "failMode: ",
+		"accelerate: maybe":                      `accelerate: "maybe" is no bool`,
+		"conntrack: {maxConnections: many}":      "conntrack.maxConnections: ",
+		"nfqueue: {firstQueue: 65536}":           "nfqueue.firstQueue: 65536",
+		"nfqueue: {queueLength: -1}":             "nfqueue.queueLength: -1",
+		"audit: {window: soon}":                  "audit.window: ",
+		"dns: {hold: 100}":                       "dns.hold: ",
+		"controller: {webhook: {addressing: x}}": "controller.webhook.addressing: unknown key",
+		"afxdp: tcx":                             "afxdp: ",
+		"- a":                                    "where keys belong",
+		"a: [":                                   "yaml",
 	} {
 		path := filepath.Join(t.TempDir(), "c.yaml")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
