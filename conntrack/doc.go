@@ -6,7 +6,7 @@
 //	                             │                               │
 //	                             ▼            one mutex          ▼
 //	┌────────────────── Table ──────────────────────────────────────────────┐
-//	│  LRU index: direction-free key ──► slot number      most recent first │
+//	│  index: direction-free key ──► slot number, in order of use           │
 //	│  slots:  [ Record ][ Record ][  free  ][ Record ] …   no pointers     │
 //	└───────────────────────────────────────────────────────────────────────┘
 //
@@ -49,8 +49,10 @@
 // and Bypassed is set. As long as it is, the timeout is that of an open connection
 // (established, replied), because silence here means nothing; and a SYN that is
 // not a retransmission of the first one is a new connection, because the old one
-// may have closed unseen. Forgetting such a record costs nothing but its place in
-// the flow listing: the kernel's own memory of it is judged again separately.
+// may have closed unseen. What the kernel has kept to itself since before there was
+// this table gets such a record by [Table.Restore]. Forgetting one costs nothing but
+// its place in the flow listing: the kernel's own memory of it is judged again
+// separately.
 //
 // # Timeouts
 //
@@ -66,12 +68,12 @@
 //
 // A table never has more than Limits.Records records. A new one then takes the
 // place of the one idle for longest, whatever its state, and that is counted. A
-// full table takes about 350 bytes per record, 23 MB at the default of 65,536: a
-// slot of 152 bytes, allocated in blocks as the table grows and then reused for
-// ever, and some 220 bytes of index in the LRU package's list and map. Up to some
-// 90 more go to an index by address once [Table.EachTouching] was used. A test
-// keeps the bounds. Finding a record allocates nothing; adding one allocates the
-// index's list node.
+// full table takes about 185 bytes per record, 12 MB at the default of 65,536: a
+// slot of 160 bytes, allocated in blocks as the table grows and then reused for
+// ever, and 16 to 32 bytes of index, at hand from the beginning. Up to some 90
+// more go to an index by address once [Table.EachTouching] was used. A test keeps
+// the bounds. Nothing on the packet path allocates, but the block that a growing
+// table takes once in 64 records.
 //
 // # Time
 //

@@ -114,7 +114,7 @@ func (t *Table) catchUp() {
 		t.fresh[block] = 0
 		for w := fresh; w != 0; w &= w - 1 {
 			i := bits.TrailingZeros64(w)
-			keys[i] = t.blocks[block][i].Key
+			keys[i] = t.blocks[block].records[i].Key
 		}
 		t.mu.Unlock()
 		for w := fresh; w != 0; w &= w - 1 {

@@ -33,11 +33,12 @@ func canonical(k flow.Key) flow.Key {
 	if isOneWay(k) {
 		return k
 	}
+	c := bytes.Compare(k.Src[:], k.Dst[:])
+	if c < 0 {
+		return k
+	}
 	r := k.Reverse()
-	if c := bytes.Compare(k.Src[:], r.Src[:]); c != 0 {
-		if c < 0 {
-			return k
-		}
+	if c > 0 {
 		return r
 	}
 	// A host talking to itself: the ports tell the directions apart.

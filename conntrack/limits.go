@@ -3,14 +3,16 @@ package conntrack
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 )
 
-// DefaultRecords is Limits.Records when that is zero.
-const DefaultRecords = 65536
+// DefaultRecords is Limits.Records when that is zero, MaxRecords the most it may be.
+const (
+	DefaultRecords = 65536
+	MaxRecords     = 1 << 24
+)
 
 // Limits bound a table. The zero value is the default.
 type Limits struct {
@@ -79,8 +81,8 @@ func (t *Timeouts) fields() [11]struct {
 // Validate reports every limit that makes no sense.
 func (l Limits) Validate() error {
 	var errs []error
-	if l.Records < 0 || l.Records > math.MaxInt32 {
-		errs = append(errs, fmt.Errorf("limit Records is %d: want 0 for the default, or 1 to %d", l.Records, math.MaxInt32))
+	if l.Records < 0 || l.Records > MaxRecords {
+		errs = append(errs, fmt.Errorf("limit Records is %d: want 0 for the default, or 1 to %d", l.Records, MaxRecords))
 	}
 	for _, f := range l.Timeouts.fields() {
 		if *f.value < 0 {

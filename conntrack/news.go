@@ -55,7 +55,7 @@ func (t *Table) News(fn func([]Record)) (missed bool) {
 		}
 		n := 0
 		for w := t.news.slots[block]; w != 0; w &= w - 1 {
-			copied[n] = t.blocks[block][bits.TrailingZeros64(w)]
+			copied[n] = t.blocks[block].records[bits.TrailingZeros64(w)]
 			n++
 		}
 		t.news.slots[block] = 0

@@ -78,7 +78,7 @@ const (
 type Record struct {
 	Admission
 	ID       uint64    // unique among the tables of a process; never 0. See Limits.Worker
-	Since    int64     // first packet, ns since the Unix epoch
+	Since    int64     // first packet that is known of, ns since the Unix epoch
 	LastSeen int64     // last packet in userspace, ns since the Unix epoch
 	Packets  [2]uint64 // seen in userspace, by direction
 	Bytes    [2]uint64 // seen in userspace, by direction, IP headers included

@@ -245,6 +245,12 @@ func TestLimits(t *testing.T) {
 	if custom.Records != 7 || custom.Timeouts != want {
 		t.Errorf("given values are not kept: %+v", custom)
 	}
+	if err := (Limits{Records: MaxRecords}).Validate(); err != nil {
+		t.Error(err)
+	}
+	if (Limits{Records: MaxRecords + 1}).Validate() == nil {
+		t.Error("a table larger than any is valid")
+	}
 	err := Limits{Records: -1, Timeouts: Timeouts{ICMP: -1, Other: -2}}.Validate()
 	for _, word := range []string{"Records", "Timeouts.ICMP", "Timeouts.Other"} {
 		if err == nil || !strings.Contains(err.Error(), word) {

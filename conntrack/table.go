@@ -4,14 +4,18 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
-
 	"github.com/tierwall/tierwall/classifier/flow"
 )
 
 // blockSize is how many slots are allocated, and how many copied under one hold
 // of the lock, at a time. Blocks are never moved, so growth has no long pause.
 const blockSize = 64
+
+// block is what a number of slots have.
+type block struct {
+	records [blockSize]Record
+	links   [blockSize]link
+}
 
 // slot numbers a place for a Record: block slot/blockSize, entry slot%blockSize.
 type slot int32
@@ -25,9 +29,9 @@ type Table struct {
 	mu sync.Mutex
 	// index finds and orders; records live in blocks, where the control side can
 	// walk them in small steps without holding the worker up, and where the
-	// garbage collector has nothing to look at. index is full before blocks are.
-	index  *simplelru.LRU[flow.Key, slot]
-	blocks []*[blockSize]Record
+	// garbage collector has nothing to look at.
+	index  index
+	blocks []*block
 	fresh  []uint64 // by block: slots that got a record since ends last looked
 	news   news
 	used   int    // slots handed out so far, free ones included
@@ -43,7 +47,7 @@ type Table struct {
 // Removed, always.
 type Stats struct {
 	Records  int    // now in the table, those past their timeout but not yet swept included
-	Inserted uint64 // by Insert
+	Inserted uint64 // by Insert, Join and Restore
 	Replaced uint64 // by a new connection on the same tuple
 	Evicted  uint64 // because the table was full
 	Expired  uint64 // idle for too long
@@ -59,11 +63,7 @@ func New(l Limits) *Table {
 		panic(fmt.Sprintf("conntrack: invalid limits: %v", err))
 	}
 	l = l.withDefaults()
-	index, err := simplelru.NewLRU[flow.Key, slot](l.Records, nil)
-	if err != nil {
-		panic(fmt.Sprintf("conntrack: %v", err)) // only for sizes that Validate excludes
-	}
-	return &Table{limits: l, index: index, news: newNews(), lastID: uint64(l.Worker) << 48}
+	return &Table{limits: l, index: newIndex(l.Records), news: newNews(), lastID: uint64(l.Worker) << 48}
 }
 
 // Result is what Seen found.
@@ -88,14 +88,16 @@ func (t *Table) Seen(p *Packet, now int64, rec *Record) Result {
 	key := canonical(p.Key)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s, ok := t.index.Get(key) // makes it the most recently used
+	s, at, ok := t.find(&key)
 	if !ok {
 		t.stats.Misses++
 		return Miss
 	}
+	t.use(s)
 	r := t.at(s)
 	if t.idle(r, now) {
-		t.expire(r)
+		t.remove(s, at)
+		t.stats.Expired++
 		t.stats.Misses++
 		return Miss
 	}
@@ -119,7 +121,8 @@ func (t *Table) Seen(p *Packet, now int64, rec *Record) Result {
 func (t *Table) Lookup(k flow.Key, now int64) (rec Record, reply, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s, ok := t.index.Peek(canonical(k))
+	key := canonical(k)
+	s, _, ok := t.find(&key)
 	if !ok {
 		return Record{}, false, false
 	}
@@ -151,8 +154,13 @@ func (t *Table) Join(key flow.Key, p *Packet, a Admission, now int64, rec *Recor
 func (t *Table) Again(p *Packet, now int64, rec *Record) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s, ok := t.index.Get(canonical(p.Key))
-	return ok && t.join(s, p, now, rec)
+	key := canonical(p.Key)
+	s, _, ok := t.find(&key)
+	if !ok {
+		return false
+	}
+	t.use(s)
+	return t.join(s, p, now, rec)
 }
 
 func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Record) (id uint64, joined bool) {
@@ -169,7 +177,10 @@ func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Re
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s, ok := t.index.Get(canon) // makes it the most recently used
+	s, _, ok := t.find(&canon)
+	if ok {
+		t.use(s)
+	}
 	if ok && join != nil && t.join(s, p, now, join) {
 		return 0, true
 	}
@@ -183,17 +194,42 @@ func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Re
 		t.news.note(s)
 		return rec.ID, false
 	}
-	if t.index.Len() == t.limits.Records {
-		_, oldest, _ := t.index.RemoveOldest()
-		t.release(oldest)
+	if t.index.n == t.limits.Records {
+		t.removeRecord(t.index.oldest)
 		t.stats.Evicted++
 	}
 	s = t.acquire()
 	*t.at(s) = rec
 	t.fresh[s/blockSize] |= 1 << (s % blockSize)
 	t.news.note(s)
-	t.index.Add(canon, s)
+	t.enter(&canon, s)
 	return rec.ID, false
+}
+
+// Restore adds a connection that the kernel has kept to itself since before there was
+// this table: open, its last packet seen at the given time, none counted. It takes
+// nobody's place, and reports false if the tuple is known or the table is full. It is
+// no news.
+func (t *Table) Restore(key flow.Key, a Admission, lastSeen int64) bool {
+	if !key.Valid() {
+		return false
+	}
+	canon := canonical(key)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, _, ok := t.find(&canon); ok || t.index.n == t.limits.Records {
+		return false
+	}
+	t.lastID++
+	t.stats.Inserted++
+	s := t.acquire()
+	*t.at(s) = Record{
+		Admission: a, ID: t.lastID, Since: lastSeen, LastSeen: lastSeen, Key: key,
+		State: start(&Packet{Key: key}, false),
+	}
+	t.fresh[s/blockSize] |= 1 << (s % blockSize)
+	t.enter(&canon, s)
+	return true
 }
 
 // Restamp gives the connection of which rec is a copy a new admission, after it
@@ -203,10 +239,11 @@ func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Re
 func (t *Table) Restamp(rec *Record, a Admission) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r, _ := t.same(rec)
-	if r == nil {
+	s, _, ok := t.same(rec)
+	if !ok {
 		return false
 	}
+	r := t.at(s)
 	r.Admission, rec.Admission = a, a
 	return true
 }
@@ -216,11 +253,11 @@ func (t *Table) Restamp(rec *Record, a Admission) bool {
 func (t *Table) Forget(rec *Record) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r, key := t.same(rec)
-	if r == nil {
+	s, at, ok := t.same(rec)
+	if !ok {
 		return false
 	}
-	t.remove(key)
+	t.remove(s, at)
 	t.stats.Removed++
 	return true
 }
@@ -229,9 +266,12 @@ func (t *Table) Forget(rec *Record) bool {
 func (t *Table) Remove(k flow.Key) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.remove(canonical(k)) {
+	key := canonical(k)
+	s, at, ok := t.find(&key)
+	if !ok {
 		return false
 	}
+	t.remove(s, at)
 	t.stats.Removed++
 	return true
 }
@@ -246,7 +286,7 @@ func (t *Table) Each(fn func(Record) bool) {
 		t.mu.Lock()
 		more := block < len(t.blocks)
 		if more {
-			copied = *t.blocks[block]
+			copied = t.blocks[block].records
 		}
 		t.mu.Unlock()
 		if !more {
@@ -308,7 +348,8 @@ func (t *Table) Expire(now int64, limit int) (expired int) {
 				t.sweep = 0
 			}
 			if r := t.at(slot(t.sweep)); r.State != NoState && t.idle(r, now) {
-				t.expire(r)
+				t.removeRecord(slot(t.sweep))
+				t.stats.Expired++
 				expired++
 			}
 			t.sweep++
@@ -325,7 +366,7 @@ func (t *Table) Expire(now int64, limit int) (expired int) {
 func (t *Table) Len() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.index.Len()
+	return t.index.n
 }
 
 // Stats returns the totals at one instant.
@@ -333,13 +374,13 @@ func (t *Table) Stats() Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.stats
-	s.Records = t.index.Len()
+	s.Records = t.index.n
 	return s
 }
 
 // The rest runs with t.mu held.
 
-func (t *Table) at(s slot) *Record { return &t.blocks[s/blockSize][s%blockSize] }
+func (t *Table) at(s slot) *Record { return &t.blocks[s/blockSize].records[s%blockSize] }
 
 // join makes a hit of what Seen counted as a miss, if p belongs to the connection in s.
 func (t *Table) join(s slot, p *Packet, now int64, rec *Record) bool {
@@ -370,30 +411,29 @@ func (t *Table) idle(r *Record, now int64) bool {
 	return now-r.LastSeen > int64(t.limits.Timeouts.Idle(r))
 }
 
-// same returns the record that rec is a copy of, and the key it is filed under.
-func (t *Table) same(rec *Record) (*Record, flow.Key) {
+// same finds the record that rec is a copy of.
+func (t *Table) same(rec *Record) (s slot, at uint32, ok bool) {
 	key := canonical(rec.Key)
-	if s, ok := t.index.Peek(key); ok {
-		if r := t.at(s); r.ID == rec.ID && r.Generation == rec.Generation {
-			return r, key
-		}
+	if s, at, ok = t.find(&key); ok {
+		r := t.at(s)
+		ok = r.ID == rec.ID && r.Generation == rec.Generation
 	}
-	return nil, key
+	return s, at, ok
 }
 
-func (t *Table) expire(r *Record) {
-	t.remove(canonical(r.Key))
-	t.stats.Expired++
+// removeRecord removes the record in s.
+func (t *Table) removeRecord(s slot) {
+	key := canonical(t.at(s).Key)
+	_, at, _ := t.find(&key)
+	t.remove(s, at)
 }
 
-func (t *Table) remove(key flow.Key) bool {
-	s, ok := t.index.Peek(key)
-	if !ok {
-		return false
-	}
-	t.index.Remove(key)
-	t.release(s)
-	return true
+// remove removes the record in s, found in the cell at.
+func (t *Table) remove(s slot, at uint32) {
+	t.leave(s, at)
+	t.news.leave(s, t.at(s))
+	*t.at(s) = Record{}
+	t.free = append(t.free, s)
 }
 
 // acquire returns an empty slot.
@@ -404,15 +444,9 @@ func (t *Table) acquire() slot {
 		return s
 	}
 	if t.used == len(t.blocks)*blockSize {
-		t.blocks = append(t.blocks, new([blockSize]Record))
+		t.blocks = append(t.blocks, new(block))
 		t.fresh, t.news.slots = append(t.fresh, 0), append(t.news.slots, 0)
 	}
 	t.used++
 	return slot(t.used - 1)
-}
-
-func (t *Table) release(s slot) {
-	t.news.leave(s, t.at(s))
-	*t.at(s) = Record{}
-	t.free = append(t.free, s)
 }

@@ -407,12 +407,17 @@ func checkBooks(t *testing.T, tab *Table) {
 	}
 }
 
-func TestHitAllocatesNothing(t *testing.T) {
+func TestPathAllocatesNothing(t *testing.T) {
 	tab := New(Limits{})
 	udp := numbered(1)
 	conn := key(flow.TCP, "[fd00::1]:1000", "[fd00::2]:80")
 	tab.Insert(udp, &Packet{Key: udp}, Admission{}, noon)
 	tab.Insert(conn, tcpPacket(conn, syn, 7), Admission{}, noon)
+	full := New(Limits{Records: 100})
+	next := 0
+	for ; next < 200; next++ {
+		full.Insert(numbered(next), &Packet{Key: numbered(next)}, Admission{}, noon)
+	}
 	var rec Record
 	for name, f := range map[string]func(){
 		"hit":      func() { tab.Seen(&Packet{Key: udp}, noon, &rec) },
@@ -424,6 +429,12 @@ func TestHitAllocatesNothing(t *testing.T) {
 		"replace":  func() { tab.Insert(udp, &Packet{Key: udp}, Admission{}, noon) },
 		"restamp":  func() { rec, _, _ = tab.Lookup(udp, noon); tab.Restamp(&rec, Admission{}) },
 		"expire":   func() { tab.Expire(noon, 100) },
+		"forget": func() {
+			full.Insert(udp, &Packet{Key: udp}, Admission{}, noon)
+			rec, _, _ = full.Lookup(udp, noon)
+			full.Forget(&rec)
+		},
+		"evict": func() { next++; full.Insert(numbered(next), &Packet{Key: numbered(next)}, Admission{}, noon) },
 	} {
 		if n := testing.AllocsPerRun(100, f); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
@@ -433,11 +444,11 @@ func TestHitAllocatesNothing(t *testing.T) {
 
 // The bound that the package comment states.
 func TestMemoryBound(t *testing.T) {
-	const most = 400 // bytes per record
-	tab := New(Limits{})
+	const most = 220 // bytes per record
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
+	tab := New(Limits{})
 	for i := range 2 * DefaultRecords { // twice: evictions must not add to it
 		tab.Insert(numbered(i), &Packet{Key: numbered(i)}, Admission{}, noon)
 	}

@@ -205,7 +205,7 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 	if p.Reply {
 		k = k.Reverse() // judged in the direction it was opened in
 	}
-	if !p.Final && w.translated(s, &k) || p.onward() && w.toService(s, &h.Key) {
+	if w.shownLater(p, s, &k) {
 		return DeferVIP
 	}
 	if isEchoReply(&k) {
@@ -271,6 +271,12 @@ func (p *Packet) reveal() {
 
 // onward reports whether the packet may be deferred to where its real ends show.
 func (p *Packet) onward() bool { return p.Onward && !p.Real.Valid() }
+
+// shownLater reports whether a connection's real ends show later: to another hook, or
+// to ours where the packet leaves. k is p's key, in the direction it was opened in.
+func (w *Worker) shownLater(p *Packet, s *snapshot, k *flow.Key) bool {
+	return !p.Final && w.translated(s, k) || p.onward() && w.toService(s, &p.Headers.Key)
+}
 
 // translated reports whether an address of a connection may be one that is about
 // to be replaced: a Service's, or the host's own, which leads to pods by node

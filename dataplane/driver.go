@@ -1,6 +1,8 @@
 package dataplane
 
 import (
+	"time"
+
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/conntrack"
@@ -193,6 +195,29 @@ type Learner interface {
 	// Calls come from one goroutine at a time, none during Update. news is valid
 	// during the call.
 	Learn(backend string, news []conntrack.Record, missed bool)
+}
+
+// Inherited is a connection that the kernel side accepted before there was this
+// process, and goes on passing until the first table is in force.
+type Inherited struct {
+	Key     flow.Key     // between its two ends, in the direction it was opened in
+	Service flow.Service // where it was opened to, if its destination was translated
+	// Real is set when Key is not what packets bear, who are translated; Final and
+	// Onward are what they are in a Packet of it.
+	Real, Final, Onward bool
+	Closing             bool          // one end has closed it
+	Idle                time.Duration // since its last packet
+}
+
+// Heir is a Backend that can take over what an earlier process accepted.
+type Heir interface {
+	Backend
+	// Inherit gives the backend somebody to ask about such connections, once, before
+	// the first Update: whether the table of that Update accepts one, as far as can be
+	// told without a packet. The packets of those it says no to, and of those the
+	// backend does not ask about, are judged as after any Update. judge is valid until
+	// that Update returns; any goroutine may call it, one at a time.
+	Inherit(judge func(*Inherited) bool)
 }
 
 // Drainer is a Backend that can stop bringing packets up without losing those that

@@ -293,7 +293,8 @@ func (e *Engine) drain() {
 //  4. re-evaluate those of the workers' records that the change affects. No
 //     worker adds one of an older generation any more, so one pass is enough.
 //     The others keep the generation they have: see snapshot.vouches;
-//  5. Backend.Update, for what the kernel remembers by itself.
+//  5. Backend.Update, for what the kernel remembers by itself. With the first table
+//     that may be from before this process: see Heir.
 //
 // c says how t differs from the table in force; when it does not compare these
 // two (a table was skipped), or the last call failed half-way, everything counts
@@ -343,6 +344,9 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	}
 	// A worker that stalled may still add what the table before s allowed.
 	s.settled.Store(stalled == nil)
+	if old == nil {
+		e.inherit(s)
+	}
 	for i, b := range e.cfg.Backends {
 		n, err := b.Update(s.table, c)
 		cut += n

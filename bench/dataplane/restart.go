@@ -46,6 +46,7 @@ func Restart(ctx context.Context, c Config) (rep *Report, err error) {
 var restartUnits = []unit{
 	{name: "restart_lost_packets", unit: "packets"},                // of accepted flows, per SIGKILL and restart
 	{name: "restart_lost_orderly", unit: "packets"},                // the same with SIGTERM
+	{name: "restart_came_up", unit: "packets"},                     // of accepted flows, to the daemon started after either signal
 	{name: "restart_ready", unit: "ms"},                            // from the start until the policy is in force
 	{name: "restart_lost_flows", unit: "flows of 1000", sum: true}, // accepted flows dead afterwards
 	{name: "restart_denied_passed", unit: "packets", sum: true},
@@ -114,10 +115,15 @@ func (s *session) restartOnce(ctx context.Context, l *lab, p *process, subject s
 	if err := errors.Join(err, derr); err != nil {
 		return p, err
 	}
+	st, err := p.stats(ctx)
+	if err != nil {
+		return p, err
+	}
 	lost, _, err := l.alive(ctx, p)
 	if err != nil {
 		return p, err
 	}
+	t.put("restart_came_up", float64(st.Passed))
 	name := "restart_lost_packets"
 	if sig == syscall.SIGTERM {
 		name = "restart_lost_orderly"

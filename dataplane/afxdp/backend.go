@@ -28,6 +28,7 @@ type Backend struct {
 	drivers []*driver // by queue; none with AttachXDPGeneric
 
 	epoch epoch // which flows the kernel side remembers still count
+	heir  heir  // of what an earlier process accepted
 	heart heart // that we are alive
 
 	host hostSet
@@ -56,7 +57,10 @@ type Backend struct {
 	watching sync.WaitGroup
 }
 
-var _ dataplane.Drainer = (*Backend)(nil)
+var (
+	_ dataplane.Drainer = (*Backend)(nil)
+	_ dataplane.Heir    = (*Backend)(nil)
+)
 
 // New loads the programs, creates the upcall pair and binds the sockets, in the
 // network namespace of the calling thread. No device is judged before the first
@@ -308,9 +312,9 @@ func (b *Backend) Drivers() []dataplane.Driver {
 // How many of them t denies nobody has counted, and cut is 0. Programs go onto
 // the devices of t's local pods first.
 //
-// The first Update brings up all flows that were taken over. It waits for the workers
-// to judge what waited for them, half a second at most: into a full ring they would come
-// to be lost.
+// The first Update brings up what was taken over and did not inherit the new policy's
+// consent (heir). It waits for the workers to judge what waited for them, half a second
+// at most: into a full ring they would come to be lost.
 func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err error) {
 	end := time.Now().Add(catchUpPatience)
 	for _, d := range b.drivers {
@@ -335,7 +339,7 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 		if len(b.drivers) == 0 { // nothing is remembered
 			return err
 		}
-		return errors.Join(err, b.epoch.advance(c))
+		return errors.Join(err, b.epoch.advance(c, b.inherit()))
 	})
 }
 

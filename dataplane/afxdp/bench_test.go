@@ -12,7 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
@@ -86,7 +88,7 @@ func BenchmarkUpcall(b *testing.B) {
 	b.ResetTimer()
 	for done := 0; done < b.N; {
 		if sent > 0 && sent%ports == 0 { // they start over
-			if err := backend.epoch.advance(dataplane.Change{}); err != nil {
+			if err := backend.epoch.advance(dataplane.Change{}, nil); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -196,5 +198,64 @@ func BenchmarkProgram(b *testing.B) {
 				b.Fatal(err)
 			}
 		})
+	}
+}
+
+// BenchmarkInherit is what the first table of a daemon waits for: a full map of flows
+// that it takes over, each judged by a table and renewed. Half of the table's records
+// are too many for conntrack.
+func BenchmarkInherit(b *testing.B) {
+	nstest.Need(b, canRun)
+	node := nstest.NewNode(b)
+	var backend *Backend
+	if err := node.NS.Do(func() (err error) { backend, err = New(Config{Strict: true}); return err }); err != nil {
+		b.Fatal(err)
+	}
+	defer backend.Close()
+	const flows = 100_000
+	subject, name := netip.MustParseAddr("10.0.0.2"), "b"
+	pods := []rule.Endpoint{{Namespace: "x", Name: name, Labels: map[string]string{"pod": name}, Node: "n", Addrs: []netip.Addr{subject}}}
+	origin := rule.Origin{Group: "networking.k8s.io", Kind: "NetworkPolicy", Namespace: "x", Name: "b"}
+	selector := rule.Selector{Namespace: "x", PodLabels: rule.Labels{{Key: "pod", Op: rule.In, Values: []string{name}}}}
+	table, _, err := classifier.Compile(rule.Set{
+		Rules: []rule.Rule{{
+			Direction: flow.Ingress, Order: rule.Order{Band: rule.BandNetworkPolicy}, Subject: selector,
+			Peers: []rule.Peer{{Kind: rule.PeerAny}}, Action: rule.Allow, Origin: origin,
+			L4: []rule.L4{{Proto: flow.TCP, Ports: rule.PortRange{First: 80, Last: 80}, SrcPorts: rule.AllPorts}},
+		}},
+		Isolations: []rule.Isolation{{Direction: flow.Ingress, Band: rule.BandNetworkPolicy, Subject: selector, Origin: rule.Origin{Group: origin.Group, Kind: origin.Kind, Namespace: "x", Name: "b", Index: -1}}},
+	}, &rule.World{Node: "n", Endpoints: pods}, classifier.Options{Generation: 1})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range flows {
+		client := netip.AddrFrom4([4]byte{192, 168, byte(i >> 6), byte(i)})
+		k := flow.MakeKey(flow.TCP, netip.AddrPortFrom(client, uint16(1024+i%50_000)), netip.AddrPortFrom(subject, 80))
+		f, back := makeFlowKey(&k)
+		s := flowState{Generation: 1, Last: coarseNow(), Cell: [2]uint16{cellOf(&k.Src), cellOf(&k.Dst)}}
+		if back {
+			s.Flags = flowBack
+		}
+		if err := backend.objects.Flows.Put(&f, &s); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		e := dataplane.New(dataplane.Config{Backends: []dataplane.Backend{backend}})
+		if _, err := e.SetTable(table, dataplane.Change{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/flows, "ns/flow")
+	n, g := 0, backend.epoch.generation.Load()
+	var k flowKey
+	var s flowState
+	for it := backend.objects.Flows.Iterate(); it.Next(&k, &s); {
+		if s.Generation == g {
+			n++
+		}
+	}
+	if n < flows*9/10 { // the map forgets some
+		b.Errorf("%d of %d flows were taken over", n, flows)
 	}
 }

@@ -349,7 +349,7 @@ func (b *Backend) setNodeAddresses(own []netip.Addr) error {
 	}
 	// Flows of that name were accepted for whoever had the address before.
 	if len(fresh) > 0 {
-		errs = append(errs, b.epoch.advance(dataplane.ChangeWithin(fresh)))
+		errs = append(errs, b.epoch.advance(dataplane.ChangeWithin(fresh), nil))
 	}
 	return errors.Join(errs...)
 }

@@ -158,12 +158,14 @@
 // programs see at once, because the kernel takes the socket of a dead process out
 // of its map; a process that hangs they know by its signs of life, which are
 // missing for Config.AliveTime. What would have been an upcall is then left to the
-// later hook. Without one it is dropped or, with Config.FailOpen, passed.
+// later hook. Without one it is dropped or, with Config.FailOpen, passed; so is what
+// would have been left to the program where it leaves, unless it was accepted.
 //
 // The next process takes over: it uses the pair and the maps (if their form is its
 // own; otherwise it starts with empty ones), and gives its programs to the links
 // that are there, so that there is no moment without a program on a device. Its
-// first Update makes every flow come up once.
+// first Update judges the flows by their entries and renews what it accepts (heir);
+// the others come up once.
 //
 // Without PinPath the kernel takes the programs off when the process ends, and
 // everything passes.

@@ -37,14 +37,16 @@ type sharedVars struct {
 	generation, floor, translated *ebpf.Variable
 }
 
-// adopt takes the generation over from an earlier process.
+// adopt takes the generation over from an earlier process. That may have died while
+// it moved on, which is never by more than one: what it wrote with that number was
+// judged by a policy that is not ours, and we do not use it again.
 func (e *epoch) adopt() error {
 	var g uint64
 	if err := e.shared.generation.Get(&g); err != nil {
 		return fmt.Errorf("read the generation: %w", err)
 	}
-	e.generation.Store(g)
-	return nil
+	e.generation.Store(g + 1)
+	return e.shared.generation.Set(g + 1)
 }
 
 // advance starts a new generation. What c is about no longer counts when it
@@ -52,11 +54,15 @@ func (e *epoch) adopt() error {
 // the engine makes sure of that before it calls Backend.Update.
 //
 // Entries the driver writes meanwhile carry the new number first and the kernel
-// learns it last; they count all along.
-func (e *epoch) advance(c dataplane.Change) error {
+// learns it last; they count all along. So do those to which renew, if there is one,
+// gives the number before anything ends.
+func (e *epoch) advance(c dataplane.Change, renew func(g uint64)) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	g := e.generation.Add(1)
+	if renew != nil {
+		renew(g)
+	}
 	if err := e.invalidate(c, g); err != nil {
 		return fmt.Errorf("start generation %d: %w", g, err)
 	}

@@ -40,6 +40,7 @@ const (
 	podProgPodEgress     = "pod_egress"
 	podProgPodExit       = "pod_exit"
 	podProgPodIngress    = "pod_ingress"
+	podProgRenew         = "renew"
 	podProgUpcallIngress = "upcall_ingress"
 	podProgUpcallXdp     = "upcall_xdp"
 	podVarAccelerate     = "accelerate"
@@ -122,6 +123,7 @@ type podProgramSpecs struct {
 	PodEgress     *ebpf.ProgramSpec `ebpf:"pod_egress"`
 	PodExit       *ebpf.ProgramSpec `ebpf:"pod_exit"`
 	PodIngress    *ebpf.ProgramSpec `ebpf:"pod_ingress"`
+	Renew         *ebpf.ProgramSpec `ebpf:"renew"`
 	UpcallIngress *ebpf.ProgramSpec `ebpf:"upcall_ingress"`
 	UpcallXdp     *ebpf.ProgramSpec `ebpf:"upcall_xdp"`
 }
@@ -303,6 +305,7 @@ type podPrograms struct {
 	PodEgress     *ebpf.Program `ebpf:"pod_egress"`
 	PodExit       *ebpf.Program `ebpf:"pod_exit"`
 	PodIngress    *ebpf.Program `ebpf:"pod_ingress"`
+	Renew         *ebpf.Program `ebpf:"renew"`
 	UpcallIngress *ebpf.Program `ebpf:"upcall_ingress"`
 	UpcallXdp     *ebpf.Program `ebpf:"upcall_xdp"`
 }
@@ -313,6 +316,7 @@ func (p *podPrograms) Close() error {
 		p.PodEgress,
 		p.PodExit,
 		p.PodIngress,
+		p.Renew,
 		p.UpcallIngress,
 		p.UpcallXdp,
 	)

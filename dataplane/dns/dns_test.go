@@ -317,25 +317,26 @@ func TestBounds(t *testing.T) {
 	check(t, b.n)
 }
 
-// check recounts what Names counts.
+// check compares the names with the sets they say they are in, and both with
+// their bounds.
 func check(t *testing.T, n *Names) {
 	t.Helper()
 	count := map[string]int{}
-	for _, e := range n.names {
+	for _, e := range n.names.Values() {
 		for _, s := range e.sets {
 			count[s]++
-		}
-		if e.place == nil || e.place.Value != e {
-			t.Errorf("%s is not in its place", e.name)
-		}
-	}
-	for s, c := range n.perSet {
-		if count[s] != c {
-			t.Errorf("set %s counts %d names and has %d", s, c, count[s])
+			if in, ok := n.perSet[s].Peek(e.name); !ok || in != e {
+				t.Errorf("%s is not in set %s", e.name, s)
+			}
 		}
 	}
-	if n.recent.Len() != len(n.names) {
-		t.Errorf("%d places for %d names", n.recent.Len(), len(n.names))
+	for s, in := range n.perSet {
+		if count[s] != in.Len() || in.Len() > n.cfg.PerSet {
+			t.Errorf("set %s has %d names, %d say that they are in it; at most %d may", s, in.Len(), count[s], n.cfg.PerSet)
+		}
+	}
+	if n.names.Len() > n.cfg.Total {
+		t.Errorf("%d names, at most %d may be", n.names.Len(), n.cfg.Total)
 	}
 }
 

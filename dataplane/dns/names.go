@@ -1,12 +1,14 @@
 package dns
 
 import (
-	"container/list"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
 // Config bounds Names. Zero values mean the defaults.
@@ -53,15 +55,25 @@ type Names struct {
 	news chan struct{} // capacity 1
 
 	mu      sync.Mutex
-	sets    []Set // sorted by name
-	perSet  map[string]int
-	names   map[string]*entry
-	recent  *list.List // of *entry, most recently resolved first
-	changes uint64     // number of the last change
+	sets    []Set              // sorted by name
+	perSet  map[string]*recent // by set: the names in it, PerSet at most
+	names   *recent            // all of them, Total at most
+	changes uint64             // number of the last change
 	inForce uint64
 	waiting []waiter
 	unsaved bool
 	evicted uint64
+}
+
+// recent is names in the order they were resolved in.
+type recent = simplelru.LRU[string, *entry]
+
+func newRecent(size int) *recent {
+	r, err := simplelru.NewLRU[string, *entry](size, nil)
+	if err != nil {
+		panic(fmt.Sprintf("dns: %v", err)) // only for sizes that NewNames replaces
+	}
+	return r
 }
 
 // entry is a name. It is in at least one set, or was loaded and waits for one.
@@ -69,7 +81,6 @@ type entry struct {
 	name  string
 	sets  []string
 	addrs map[netip.Addr]*address
-	place *list.Element
 }
 
 type address struct {
@@ -102,7 +113,7 @@ func NewNames(c Config) *Names {
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}
-	return &Names{cfg: c, news: make(chan struct{}, 1), names: map[string]*entry{}, recent: list.New(), perSet: map[string]int{}}
+	return &Names{cfg: c, news: make(chan struct{}, 1), names: newRecent(c.Total), perSet: map[string]*recent{}}
 }
 
 // Watch replaces the sets. What is known already goes into those that want it.
@@ -115,16 +126,13 @@ func (n *Names) Watch(sets []Set) {
 	if slices.EqualFunc(sets, n.sets, func(a, b Set) bool { return a.Name == b.Name }) {
 		return
 	}
-	n.sets, n.perSet = sets, map[string]int{}
-	for at := n.recent.Front(); at != nil; at = at.Next() {
-		e := at.Value.(*entry)
-		e.sets = e.sets[:0]
-		for _, s := range sets {
-			if n.perSet[s.Name] < n.cfg.PerSet && s.Match(e.name) {
-				e.sets = append(e.sets, s.Name)
-				n.perSet[s.Name]++
-			}
-		}
+	n.sets, n.perSet = sets, make(map[string]*recent, len(sets))
+	for _, s := range sets {
+		n.perSet[s.Name] = newRecent(n.cfg.PerSet)
+	}
+	for _, e := range n.names.Values() {
+		e.sets = nil
+		n.join(e)
 	}
 	n.changed()
 }
@@ -143,30 +151,26 @@ func (n *Names) Learn(name string, records []record) <-chan struct{} {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	e := n.names[name]
+	e, _ := n.names.Get(name)
 	if e == nil || len(e.sets) == 0 {
-		var want []string
-		for _, s := range n.sets {
-			if s.Match(name) {
-				want = append(want, s.Name)
-			}
-		}
-		if len(want) == 0 || len(records) == 0 {
+		if len(records) == 0 || !slices.ContainsFunc(n.sets, func(s Set) bool { return s.Match(name) }) {
 			return nil
 		}
 		if e == nil {
 			e = &entry{name: name, addrs: map[netip.Addr]*address{}}
-			e.place = n.recent.PushFront(e)
-			n.names[name] = e
+			n.add(e)
 		}
-		n.recent.MoveToFront(e.place) // or it may be what goes
-		e.sets = want
-		for _, s := range want {
-			n.perSet[s]++
+		for _, out := range n.join(e) {
+			n.evicted++
+			if len(out.sets) == 0 {
+				n.forget(out)
+			}
+			n.changed()
 		}
-		n.bound(want)
 	}
-	n.recent.MoveToFront(e.place)
+	for _, s := range e.sets {
+		n.perSet[s].Get(name)
+	}
 	now := n.cfg.Clock()
 	var need uint64
 	added := false
@@ -198,32 +202,35 @@ func (n *Names) Learn(name string, records []record) <-chan struct{} {
 	return w.done
 }
 
-// bound puts names out until no set has more than its share and all together not
-// more than theirs.
-func (n *Names) bound(sets []string) {
-	for _, s := range sets {
-		if n.perSet[s] <= n.cfg.PerSet {
-			continue
-		}
-		for at := n.recent.Back(); at != nil; at = at.Prev() {
-			e := at.Value.(*entry)
-			if i := slices.Index(e.sets, s); i >= 0 {
-				e.sets = slices.Delete(e.sets, i, i+1)
-				n.perSet[s]--
-				n.evicted++
-				if len(e.sets) == 0 {
-					n.forget(e)
-				}
-				n.changed()
-				break
-			}
-		}
-	}
-	for len(n.names) > n.cfg.Total {
+// add takes in a name that is not known. If there are too many, the one resolved
+// least recently goes.
+func (n *Names) add(e *entry) {
+	if n.names.Len() == n.cfg.Total {
+		_, out, _ := n.names.GetOldest()
 		n.evicted++
-		n.forget(n.recent.Back().Value.(*entry))
+		n.forget(out)
 		n.changed()
 	}
+	n.names.Add(e.name, e)
+}
+
+// join puts a name that is in no set into those that want it. It returns the names
+// that had to leave one of them, resolved least recently.
+func (n *Names) join(e *entry) (out []*entry) {
+	for _, s := range n.sets {
+		if !s.Match(e.name) {
+			continue
+		}
+		in := n.perSet[s.Name]
+		if in.Len() == n.cfg.PerSet {
+			_, old, _ := in.RemoveOldest()
+			old.sets = slices.DeleteFunc(old.sets, func(name string) bool { return name == s.Name })
+			out = append(out, old)
+		}
+		in.Add(e.name, e)
+		e.sets = append(e.sets, s.Name)
+	}
+	return out
 }
 
 // evictAddr makes room for an address: the one whose time is over first goes.
@@ -241,10 +248,9 @@ func (n *Names) evictAddr(e *entry) {
 
 func (n *Names) forget(e *entry) {
 	for _, s := range e.sets {
-		n.perSet[s]--
+		n.perSet[s].Remove(e.name)
 	}
-	n.recent.Remove(e.place)
-	delete(n.names, e.name)
+	n.names.Remove(e.name)
 }
 
 // changed counts a change and announces it.
@@ -271,7 +277,7 @@ func (n *Names) Fill(sets map[string][]netip.Prefix) uint64 {
 			sets[s.Name] = []netip.Prefix{}
 		}
 	}
-	for _, e := range n.names {
+	for _, e := range n.names.Values() {
 		for _, s := range e.sets {
 			if _, ok := sets[s]; !ok {
 				continue
@@ -313,7 +319,7 @@ func (n *Names) Expire(live func([]netip.Addr) (map[netip.Addr]bool, error)) err
 	over := func(a *address) bool { return now.After(a.until.Add(n.cfg.Grace)) && !now.Before(a.again) }
 	n.mu.Lock()
 	ask := map[netip.Addr]struct{}{}
-	for _, e := range n.names {
+	for _, e := range n.names.Values() {
 		for a, d := range e.addrs {
 			if over(d) {
 				ask[a] = struct{}{}
@@ -338,7 +344,7 @@ func (n *Names) Expire(live func([]netip.Addr) (map[netip.Addr]bool, error)) err
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	gone := false
-	for _, e := range n.names {
+	for _, e := range n.names.Values() {
 		for a, d := range e.addrs {
 			_, asked := ask[a]
 			switch {
@@ -370,8 +376,8 @@ type Stats struct {
 func (n *Names) Stats() Stats {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s := Stats{Sets: len(n.sets), Names: len(n.names), Evicted: n.evicted}
-	for _, e := range n.names {
+	s := Stats{Sets: len(n.sets), Names: n.names.Len(), Evicted: n.evicted}
+	for _, e := range n.names.Values() {
 		s.Addresses += len(e.addrs)
 	}
 	return s

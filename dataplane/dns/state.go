@@ -39,8 +39,7 @@ func (n *Names) Save(path string) error {
 		return nil
 	}
 	s := state{Version: stateVersion, Names: []stateName{}}
-	for at := n.recent.Back(); at != nil; at = at.Prev() {
-		e := at.Value.(*entry)
+	for _, e := range n.names.Values() {
 		out := stateName{e.name, make(map[string]time.Time, len(e.addrs))}
 		for a, d := range e.addrs {
 			out.Addrs[a.String()] = d.until.UTC().Truncate(time.Second)
@@ -100,17 +99,11 @@ func (n *Names) Load(path string) error {
 			}
 			e.addrs[a] = &address{until: until}
 		}
-		if len(e.addrs) == 0 || n.names[e.name] != nil {
+		if len(e.addrs) == 0 || n.names.Contains(e.name) {
 			continue
 		}
-		e.place = n.recent.PushFront(e)
-		n.names[e.name] = e
-		for _, set := range n.sets {
-			if n.perSet[set.Name] < n.cfg.PerSet && set.Match(e.name) {
-				e.sets = append(e.sets, set.Name)
-				n.perSet[set.Name]++
-			}
-		}
+		n.add(e)
+		n.join(e)
 	}
 	n.changed()
 	n.unsaved = false
@@ -154,8 +147,8 @@ func (n *Names) List() []Name {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.cfg.Clock()
-	all := make([]Name, 0, len(n.names))
-	for _, e := range n.names {
+	all := make([]Name, 0, n.names.Len())
+	for _, e := range n.names.Values() {
 		out := Name{e.name, slices.Clone(e.sets), map[netip.Addr]int64{}}
 		for a, d := range e.addrs {
 			out.Addrs[a] = int64(d.until.Sub(now) / time.Second)

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/tierwall/tierwall/cmd/internal/operator"
+	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/afxdp"
 	"github.com/tierwall/tierwall/dataplane/audit"
@@ -227,8 +228,8 @@ func (c *Config) Validate() error {
 	}
 	errs = append(errs, c.Kubernetes.validate()...)
 	errs = append(errs, c.Controller.Validate())
-	if c.Conntrack.MaxConnections < 1 {
-		errs = append(errs, errors.New("conntrack.maxConnections: want at least 1"))
+	if n := c.Conntrack.MaxConnections; n < 1 || n > conntrack.MaxRecords {
+		errs = append(errs, fmt.Errorf("conntrack.maxConnections: %d: want 1 to %d", n, conntrack.MaxRecords))
 	}
 	if c.NFQueue.FirstQueue == 0 || c.NFQueue.QueueLength == 0 || c.NFQueue.Queues < 0 {
 		errs = append(errs, errors.New("nfqueue: want firstQueue and queueLength above 0 and queues not negative"))

@@ -59,12 +59,22 @@ func (s *successor) Update(t *classifier.Table, c dataplane.Change) (cut int, er
 		return cut, nil
 	}
 	s.remove = nil
-	// Until a moment ago it may have accepted what t denies, and told nobody.
-	if l, ok := s.Backend.(dataplane.Learner); ok {
-		l.Learn(s.Name(), nil, true)
+	// Until a moment ago it may have marked what t denies, and told nobody. Who goes by
+	// what its own workers judged has missed nothing.
+	l, ok := s.Backend.(dataplane.Learner)
+	if !ok {
+		return cut, nil
 	}
+	l.Learn(s.Name(), nil, true)
 	again, err := s.Backend.Update(t, dataplane.Change{})
 	return cut + again, err
+}
+
+// Inherit implements dataplane.Heir.
+func (s *successor) Inherit(judge func(*dataplane.Inherited) bool) {
+	if h, ok := s.Backend.(dataplane.Heir); ok {
+		h.Inherit(judge)
+	}
 }
 
 // Drain implements dataplane.Drainer.

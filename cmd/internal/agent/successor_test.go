@@ -34,6 +34,30 @@ func (n *noting) Drain() error { n.notes = append(n.notes, "drain"); return nil 
 // notingLearner is one that learns.
 type notingLearner struct{ noting }
 
+// notingHeir is one that inherits.
+type notingHeir struct{ noting }
+
+func (n *notingHeir) Inherit(func(*dataplane.Inherited) bool) { n.notes = append(n.notes, "inherit") }
+
+// What inherits does so alone, too, and nobody has marked anything for it meanwhile:
+// one update is enough.
+func TestSuccessorInherits(t *testing.T) {
+	heir := &notingHeir{}
+	b := alone(heir, &Config{}, slog.New(slog.DiscardHandler))
+	removed := 0
+	b.(*successor).remove = func() error { removed++; return nil }
+	b.(dataplane.Heir).Inherit(nil)
+	for range 2 {
+		if cut, err := b.Update(nil, dataplane.Change{}); cut != 1 || err != nil {
+			t.Errorf("cut %d, %v", cut, err)
+		}
+	}
+	if want := []string{"inherit", "update of everything", "update of everything"}; !slices.Equal(heir.notes, want) || removed != 1 {
+		t.Errorf("asked for %q, removed %d times, want %q", heir.notes, removed, want)
+	}
+	alone(&noting{}, &Config{}, slog.New(slog.DiscardHandler)).(dataplane.Heir).Inherit(nil) // not an heir
+}
+
 func (n *notingLearner) Learn(_ string, _ []conntrack.Record, missed bool) {
 	note := "learn"
 	if missed {

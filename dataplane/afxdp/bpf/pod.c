@@ -19,6 +19,7 @@
 volatile const __u8 strict = 0; // no later hook judges what we leave alone
 
 #include "nat.h"
+#include "renew.h"
 
 // addresses fills in both addresses of a packet that parse did not get through.
 // It reports whether the packet is IP at all.
@@ -255,8 +256,10 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 	}
 	// Between ports of a bridge, too: what answers by way of a Service goes there
 	// straight, and its connection the later hook has judged.
-	// Alone, a Service's packets are left to the program where they leave (nat.h).
-	int onward = nat && strict && translated && !egress && !inside;
+	// Alone, a Service's packets are left to the program where they leave (nat.h). Without
+	// a daemon that could not accept them either, and a device that has appeared since
+	// has none.
+	int onward = nat && strict && translated && !egress && !inside && !deserted(here(), now);
 	if (!final || onward || (watched && !strict && !p.syn)) {
 		f = map_lookup(&later, &p.key);
 		if (f && current(f, policy) && !expired(f, p.proto, now)) {

@@ -99,17 +99,29 @@ enum { // what an upcall is about
 	UP_REPLY = 8,	// its flow was accepted once, opened the other way
 };
 
+// deserted reports whether nobody is there to judge what comes up on a queue. The
+// kernel takes the socket of a daemon that died out of the map; one that hangs gives
+// no sign of life.
+INLINE int deserted(__u32 queue, __u64 now)
+{
+	return !map_lookup(&sockets, &queue) || now > alive + alive_time;
+}
+
+// here is the queue of this CPU. What is on a CPU stays there: whoever waits for the
+// answer is there, too.
+INLINE __u32 here(void)
+{
+	return get_smp_processor_id() % queues;
+}
+
 // upcall sends a packet up, with o in front if that says anything.
 APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u32 about, __u64 now)
 {
 	int egress = about & UP_EGRESS, final = about & UP_FINAL;
 	if (!p || !o)
 		return TCX_DROP;
-	// The kernel takes the socket of a daemon that died out of the map; one that
-	// hangs gives no sign of life.
-	// What is on a CPU stays there: whoever waits for the answer is there, too.
-	__u32 queue = get_smp_processor_id() % queues;
-	if (!map_lookup(&sockets, &queue) || now > alive + alive_time) {
+	__u32 queue = here();
+	if (deserted(queue, now)) {
 		if (final && !open) {
 			add(COUNT_ALONE_DROP, 1);
 			return TCX_DROP;
