@@ -117,7 +117,7 @@ func directionsOnTwoQueues(t *testing.T, forget bool) {
 
 	// Each flow goes both ways at once: the client and the server send on their own.
 	const flows = 4
-	var load sync.WaitGroup
+	var load, senders sync.WaitGroup
 	var open []net.Conn
 	var over atomic.Bool
 	var sent, got [flows][2]atomic.Uint64
@@ -161,8 +161,8 @@ func directionsOnTwoQueues(t *testing.T, forget bool) {
 				return nil
 			}
 		}
-		pinned(t, &load, 0, send(0, func(p []byte) error { _, err := client.Write(p); return err }))
-		pinned(t, &load, 1, send(1, func(p []byte) error { _, err := server.WriteToUDPAddrPort(p, from); return err }))
+		pinned(t, &senders, 0, send(0, func(p []byte) error { _, err := client.Write(p); return err }))
+		pinned(t, &senders, 1, send(1, func(p []byte) error { _, err := server.WriteToUDPAddrPort(p, from); return err }))
 		pinned(t, &load, 0, receive(&got[i][1], client))
 		pinned(t, &load, 1, receive(&got[i][0], server))
 	}
@@ -187,6 +187,7 @@ func directionsOnTwoQueues(t *testing.T, forget bool) {
 		time.Sleep(2 * time.Millisecond)
 	}
 	over.Store(true)
+	senders.Wait() // one may be about to send
 	stopOffer()
 	same := func() bool {
 		for i := range flows {

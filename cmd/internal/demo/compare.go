@@ -44,22 +44,19 @@ func predict(t *classifier.Table, results []world.Result) ([]Observation, error)
 }
 
 // again tries once more, with patience, what policy allows and was silent: on a machine
-// that is busy with other things an answer may take longer than probes wait. What passed
-// has passed, whatever is predicted.
+// that is busy with other things an answer may take longer than probes wait.
 func again(ctx context.Context, t *classifier.Table, results []world.Result) error {
 	obs, err := predict(t, results)
 	if err != nil {
 		return err
 	}
-	var at []int
-	var probes []world.Probe
-	for i := range obs {
-		if o := &obs[i]; o.Differs() && !o.Passed && o.Broken == nil {
-			at, probes = append(at, i), append(probes, o.Probe)
-		}
-	}
-	if len(probes) == 0 || len(probes) > len(results)/4 { // so many the machine does not explain
+	at := silent(obs)
+	if len(at) == 0 {
 		return nil
+	}
+	probes := make([]world.Probe, len(at))
+	for n, i := range at {
+		probes[n] = results[i].Probe
 	}
 	slow, err := world.Run(ctx, probes, world.ProbeConfig{Timeout: 5 * time.Second})
 	if err != nil {
@@ -70,6 +67,21 @@ func again(ctx context.Context, t *classifier.Table, results []world.Result) err
 		results[i] = slow[n]
 	}
 	return nil
+}
+
+// silent returns which observations a busy machine may explain: what should have passed
+// and has not, unless that is so much that something else is wrong. What has passed has
+// passed, whatever is predicted.
+func silent(obs []Observation) (at []int) {
+	for i := range obs {
+		if o := &obs[i]; o.Differs() && !o.Passed && o.Broken == nil {
+			at = append(at, i)
+		}
+	}
+	if len(at) > len(obs)/4 {
+		return nil
+	}
+	return at
 }
 
 func portText(p world.Probe) string { return fmt.Sprintf("%d/%s", p.Port, strings.ToUpper(p.Network)) }

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -127,6 +128,35 @@ func TestReportSeesMismatch(t *testing.T) {
 				t.Errorf("%d cells are marked with %q, want 1", n, sym)
 			}
 		}
+	}
+}
+
+// Only what should have passed and was silent is tried again.
+func TestSilent(t *testing.T) {
+	obs := staged(t)
+	if at := silent(obs); len(at) != 0 {
+		t.Errorf("nothing differs, and %v are tried again", at)
+	}
+	var want []int
+	for i := range obs {
+		switch allowed := obs[i].Passed; {
+		case allowed && i%50 == 0:
+			obs[i].Passed = false
+			want = append(want, i)
+		case allowed && i%50 == 1:
+			obs[i].Passed, obs[i].Broken = false, errors.New("no socket")
+		case !allowed && i%50 == 2:
+			obs[i].Passed = true // against policy: no further try may hide it
+		}
+	}
+	if at := silent(obs); len(want) == 0 || !slices.Equal(at, want) {
+		t.Errorf("%v are tried again, want %v", at, want)
+	}
+	for i := range obs {
+		obs[i].Passed = false
+	}
+	if at := silent(obs); len(at) != 0 {
+		t.Errorf("nothing passes, and %d are tried again", len(at))
 	}
 }
 

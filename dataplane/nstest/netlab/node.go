@@ -222,7 +222,10 @@ func (n *Node) plug(p *Pod) error {
 	if err != nil {
 		return err
 	}
-	errs := []error{n.NS.nl.LinkSetMaster(port, bridge), n.NS.nl.LinkSetHairpin(port, true)}
+	errs := []error{
+		n.NS.nl.LinkSetMaster(port, bridge), n.NS.nl.LinkSetHairpin(port, true),
+		n.NS.own(gateway6), n.NS.own(n.Gateway6.Addr()), // with a port it is ready
+	}
 	for _, f := range []struct {
 		addr netip.Addr
 		own  netip.Prefix

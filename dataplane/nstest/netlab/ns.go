@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -249,8 +250,30 @@ func (n *NS) Addr(dev string, p netip.Prefix) error {
 	if err := n.nl.AddrAdd(l, a); err != nil {
 		return fmt.Errorf("add address %s to %s in %s: %w", p, dev, n.name, err)
 	}
-	return nil
+	if p.Addr().Is4() || l.Type() == "bridge" { // which is not ready before it has a port
+		return nil
+	}
+	return n.own(p.Addr())
 }
+
+// own waits until an IPv6 address is the namespace's. The kernel makes it that in the
+// background (addrconf_dad_work), on a busy machine a second later, and until then
+// nobody is there.
+func (n *NS) own(a netip.Addr) error {
+	local := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Dst: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+	for end := time.Now().Add(addrPatience); ; time.Sleep(time.Millisecond) {
+		routes, err := n.nl.RouteListFiltered(unix.AF_INET6, local, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		if len(routes) > 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("address %s in %s: no route to it after %v: %w", a, n.name, addrPatience, errors.Join(err, os.ErrDeadlineExceeded))
+		}
+	}
+}
+
+// addrPatience bounds the wait for an address: only what fails spends it.
+const addrPatience = 30 * time.Second
 
 // Route describes one route for [NS.AddRoute]. Zero fields are left out.
 type Route struct {
