@@ -370,7 +370,7 @@ func TestBrokenManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.write("good.yaml", denyYB)
-	r.until("the corrected policy is in force", func() bool { return !r.reaches("tcp", "x/a", "y/b", 4) })
+	r.until("the corrected policy is in force", func() bool { return !r.opens("tcp", "x/a", "y/b", 4) })
 	r.stop(syscall.SIGTERM)
 }
 
