@@ -68,8 +68,8 @@
 //
 // A table never has more than Limits.Records records. A new one then takes the
 // place of the one idle for longest, whatever its state, and that is counted. A
-// full table takes about 185 bytes per record, 12 MB at the default of 65,536: a
-// slot of 160 bytes, allocated in blocks as the table grows and then reused for
+// full table takes about 190 bytes per record, 12 MB at the default of 65,536: a
+// slot of 164 bytes, allocated in blocks as the table grows and then reused for
 // ever, and 16 to 32 bytes of index, at hand from the beginning. Up to some 90
 // more go to an index by address once [Table.EachTouching] was used. A test keeps
 // the bounds. Nothing on the packet path allocates, but the block that a growing

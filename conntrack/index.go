@@ -30,8 +30,11 @@ type cell struct {
 	place int32
 }
 
-// link is a slot's place in the order of use.
-type link struct{ newer, older slot }
+// link is a slot's place in the order of use, and where its cell is looked for.
+type link struct {
+	newer, older slot
+	hash         uint32
+}
 
 // nowhere ends the order of use.
 const nowhere slot = -1
@@ -57,19 +60,20 @@ func (x *index) hash(key *flow.Key) uint32 {
 
 // The rest are methods of Table: comparing keys and linking slots takes records.
 
-// find returns the slot of the connection with a canonical key, and its cell.
-func (t *Table) find(key *flow.Key) (s slot, at uint32, ok bool) {
+// find returns the slot of the connection with a canonical key, which has the given
+// hash.
+func (t *Table) find(key *flow.Key, hash uint32) (s slot, ok bool) {
 	x := &t.index
-	hash, mask := x.hash(key), uint32(len(x.cells)-1)
-	for at = hash & mask; x.cells[at].place != 0; at = (at + 1) & mask {
+	mask := uint32(len(x.cells) - 1)
+	for at := hash & mask; x.cells[at].place != 0; at = (at + 1) & mask {
 		if c := x.cells[at]; c.hash == hash {
 			s = slot(c.place - 1)
 			if k := &t.at(s).Key; *k == *key || canonical(*k) == *key {
-				return s, at, true
+				return s, true
 			}
 		}
 	}
-	return nowhere, at, false
+	return nowhere, false
 }
 
 // use makes s the most recently used.
@@ -80,24 +84,30 @@ func (t *Table) use(s slot) {
 	}
 }
 
-// enter files s under its record's canonical key, which must not be in the index.
-func (t *Table) enter(key *flow.Key, s slot) {
+// enter files s under the hash of its record's canonical key, which must not be in
+// the index.
+func (t *Table) enter(s slot, hash uint32) {
 	x := &t.index
-	hash, mask := x.hash(key), uint32(len(x.cells)-1)
+	mask := uint32(len(x.cells) - 1)
 	at := hash & mask
 	for x.cells[at].place != 0 {
 		at = (at + 1) & mask
 	}
 	x.cells[at] = cell{hash, int32(s) + 1}
 	x.n++
+	t.linkOf(s).hash = hash
 	t.link(s)
 }
 
-// leave takes s, found in a cell, out of the index. Entries that were pushed on by
-// the one that goes move up.
-func (t *Table) leave(s slot, at uint32) {
+// leave takes s out of the index. Entries that were pushed on by the one that goes
+// move up.
+func (t *Table) leave(s slot) {
 	x := &t.index
 	mask := uint32(len(x.cells) - 1)
+	at := t.linkOf(s).hash & mask
+	for x.cells[at].place != int32(s)+1 {
+		at = (at + 1) & mask
+	}
 	for next := (at + 1) & mask; x.cells[next].place != 0; next = (next + 1) & mask {
 		// How far from home it is, and how far it would have to go back.
 		if c := x.cells[next]; (next-c.hash)&mask >= (next-at)&mask {
@@ -114,7 +124,8 @@ func (t *Table) linkOf(s slot) *link { return &t.blocks[s/blockSize].links[s%blo
 
 func (t *Table) link(s slot) {
 	x := &t.index
-	*t.linkOf(s) = link{newer: nowhere, older: x.newest}
+	l := t.linkOf(s)
+	l.newer, l.older = nowhere, x.newest
 	if x.newest != nowhere {
 		t.linkOf(x.newest).newer = s
 	} else {

@@ -86,9 +86,10 @@ func (r Result) Found() bool { return r == Hit || r == HitReply }
 // it, for the new one may be denied. It does not allocate.
 func (t *Table) Seen(p *Packet, now int64, rec *Record) Result {
 	key := canonical(p.Key)
+	hash := t.index.hash(&key)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s, at, ok := t.find(&key)
+	s, ok := t.find(&key, hash)
 	if !ok {
 		t.stats.Misses++
 		return Miss
@@ -96,7 +97,7 @@ func (t *Table) Seen(p *Packet, now int64, rec *Record) Result {
 	t.use(s)
 	r := t.at(s)
 	if t.idle(r, now) {
-		t.remove(s, at)
+		t.remove(s)
 		t.stats.Expired++
 		t.stats.Misses++
 		return Miss
@@ -122,7 +123,7 @@ func (t *Table) Lookup(k flow.Key, now int64) (rec Record, reply, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := canonical(k)
-	s, _, ok := t.find(&key)
+	s, ok := t.find(&key, t.index.hash(&key))
 	if !ok {
 		return Record{}, false, false
 	}
@@ -155,7 +156,7 @@ func (t *Table) Again(p *Packet, now int64, rec *Record) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := canonical(p.Key)
-	s, _, ok := t.find(&key)
+	s, ok := t.find(&key, t.index.hash(&key))
 	if !ok {
 		return false
 	}
@@ -174,10 +175,11 @@ func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Re
 	}
 	rec.count(p, reply)
 	canon := canonical(key)
+	hash := t.index.hash(&canon)
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s, _, ok := t.find(&canon)
+	s, ok := t.find(&canon, hash)
 	if ok {
 		t.use(s)
 	}
@@ -195,14 +197,14 @@ func (t *Table) insert(key flow.Key, p *Packet, a Admission, now int64, join *Re
 		return rec.ID, false
 	}
 	if t.index.n == t.limits.Records {
-		t.removeRecord(t.index.oldest)
+		t.remove(t.index.oldest)
 		t.stats.Evicted++
 	}
 	s = t.acquire()
 	*t.at(s) = rec
 	t.fresh[s/blockSize] |= 1 << (s % blockSize)
 	t.news.note(s)
-	t.enter(&canon, s)
+	t.enter(s, hash)
 	return rec.ID, false
 }
 
@@ -215,9 +217,10 @@ func (t *Table) Restore(key flow.Key, a Admission, lastSeen int64) bool {
 		return false
 	}
 	canon := canonical(key)
+	hash := t.index.hash(&canon)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, _, ok := t.find(&canon); ok || t.index.n == t.limits.Records {
+	if _, ok := t.find(&canon, hash); ok || t.index.n == t.limits.Records {
 		return false
 	}
 	t.lastID++
@@ -228,7 +231,7 @@ func (t *Table) Restore(key flow.Key, a Admission, lastSeen int64) bool {
 		State: start(&Packet{Key: key}, false),
 	}
 	t.fresh[s/blockSize] |= 1 << (s % blockSize)
-	t.enter(&canon, s)
+	t.enter(s, hash)
 	return true
 }
 
@@ -239,7 +242,7 @@ func (t *Table) Restore(key flow.Key, a Admission, lastSeen int64) bool {
 func (t *Table) Restamp(rec *Record, a Admission) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s, _, ok := t.same(rec)
+	s, ok := t.same(rec)
 	if !ok {
 		return false
 	}
@@ -253,11 +256,11 @@ func (t *Table) Restamp(rec *Record, a Admission) bool {
 func (t *Table) Forget(rec *Record) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s, at, ok := t.same(rec)
+	s, ok := t.same(rec)
 	if !ok {
 		return false
 	}
-	t.remove(s, at)
+	t.remove(s)
 	t.stats.Removed++
 	return true
 }
@@ -334,7 +337,7 @@ func (t *Table) Expire(now int64, limit int) (expired int) {
 				t.sweep = 0
 			}
 			if r := t.at(slot(t.sweep)); r.State != NoState && t.idle(r, now) {
-				t.removeRecord(slot(t.sweep))
+				t.remove(slot(t.sweep))
 				t.stats.Expired++
 				expired++
 			}
@@ -398,25 +401,18 @@ func (t *Table) idle(r *Record, now int64) bool {
 }
 
 // same finds the record that rec is a copy of.
-func (t *Table) same(rec *Record) (s slot, at uint32, ok bool) {
+func (t *Table) same(rec *Record) (s slot, ok bool) {
 	key := canonical(rec.Key)
-	if s, at, ok = t.find(&key); ok {
+	if s, ok = t.find(&key, t.index.hash(&key)); ok {
 		r := t.at(s)
 		ok = r.ID == rec.ID && r.Generation == rec.Generation
 	}
-	return s, at, ok
+	return s, ok
 }
 
-// removeRecord removes the record in s.
-func (t *Table) removeRecord(s slot) {
-	key := canonical(t.at(s).Key)
-	_, at, _ := t.find(&key)
-	t.remove(s, at)
-}
-
-// remove removes the record in s, found in the cell at.
-func (t *Table) remove(s slot, at uint32) {
-	t.leave(s, at)
+// remove removes the record in s.
+func (t *Table) remove(s slot) {
+	t.leave(s)
 	t.news.leave(s, t.at(s))
 	*t.at(s) = Record{}
 	t.free = append(t.free, s)

@@ -24,7 +24,7 @@ func tcpPacket(k flow.Key, flags uint8, seq uint32) *Packet {
 func forget(tab *Table, k flow.Key) bool {
 	tab.mu.Lock()
 	key := canonical(k)
-	s, _, ok := tab.find(&key)
+	s, ok := tab.find(&key, tab.index.hash(&key))
 	var rec Record
 	if ok {
 		rec = *tab.at(s)
