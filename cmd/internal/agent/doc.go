@@ -11,7 +11,7 @@
 // network namespace of the thread that calls it.
 //
 //	run.go                       start, serve, and stop in the order packets flow
-//	config.go, afxdp.go          the configuration; deploy/config.yaml is its manual
+//	config.go, load.go, afxdp.go the configuration; deploy/config.yaml is its manual
 //	backends.go, successor.go    which backends run, and what they remove of others
 //	kube.go, report.go           the API server: objects in, a Lease out
 //	names.go                     addresses behind DNS names
