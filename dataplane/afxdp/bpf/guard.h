@@ -104,6 +104,16 @@ INLINE int guard_has(const struct guard *g, const struct address *a)
 	return 0;
 }
 
+/*
+ * find_local_pod looks up who has an address, with a key on the stack: before Linux
+ * 6.2 the verifier takes no key from memory that an APART function is given.
+ */
+INLINE struct local_pod *find_local_pod(const struct address *a)
+{
+	struct address key = *a;
+	return map_lookup(&local_pods, &key);
+}
+
 /* guard_rest is for addresses that no known local pod has. */
 INLINE enum guarded guard_rest(const struct guard *g, const struct address *a)
 {
@@ -118,7 +128,7 @@ INLINE enum guarded guard_source(const struct guard *g, const struct address *sr
 {
 	if (guard_has(g, src))
 		return GUARD_JUDGE;
-	struct local_pod *l = map_lookup(&local_pods, src);
+	struct local_pod *l = find_local_pod(src);
 	if (l)
 		return l->ifindex == 0 || l->ifindex == ifindex || !anti_spoofing ? GUARD_JUDGE : GUARD_FORGED;
 	if (g->flags & GUARD_BOUND)
@@ -131,7 +141,7 @@ INLINE enum guarded guard_source(const struct guard *g, const struct address *sr
  * address, by its device or the bridge that has it as a port. */
 INLINE enum guarded guard_sender(const struct address *src, __u32 from)
 {
-	struct local_pod *l = anti_spoofing && from ? map_lookup(&local_pods, src) : 0;
+	struct local_pod *l = anti_spoofing && from ? find_local_pod(src) : 0;
 	if (!l || l->ifindex == 0 || l->ifindex == from)
 		return GUARD_JUDGE;
 	__u32 port = l->ifindex, *bridge = map_lookup(&bridge_ports, &port);
@@ -141,7 +151,7 @@ INLINE enum guarded guard_sender(const struct address *src, __u32 from)
 /* guard_destination judges the destination of a packet to the device. */
 INLINE enum guarded guard_destination(const struct guard *g, const struct address *dst)
 {
-	if (guard_has(g, dst) || map_lookup(&local_pods, dst))
+	if (guard_has(g, dst) || find_local_pod(dst))
 		return GUARD_JUDGE;
 	return guard_rest(g, dst);
 }

@@ -256,7 +256,8 @@ APART int behind(struct __sk_buff *skb, struct packet *p, struct origin *o, int 
 	if (nat)
 		read_connection(bpf_cast_to_kern_ctx(skb), o, 0);
 	/* An address of the node is the node itself's, or masquerading's. */
-	if (map_lookup(&node_addresses, &p->src))
+	struct address src = p->src; /* a key on the stack: see find_local_pod */
+	if (map_lookup(&node_addresses, &src))
 		o->flags |= skb->ingress_ifindex == 0 ? ORIGIN_HOST : o->flags & ORIGIN_NAT ? 0 : ORIGIN_MASKED;
 	if (opens || !(o->flags & ORIGIN_NAT))
 		return 0;
