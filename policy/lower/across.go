@@ -66,7 +66,7 @@ func (opts Options) mixed(objs []*api.Object) diag.List {
 		}
 		finding := k.Finding("spec.priority", fmt.Sprintf(
 			"this AdminNetworkPolicy is of the KEP, where the larger priority is the stronger one; %s is of an API where the smaller one is", what), hint)
-		finding.Code = diag.MixedDialects
+		finding.Code, finding.Together = diag.MixedDialects, true
 		*to = append(*to, finding)
 	}
 	switch {
