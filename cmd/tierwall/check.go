@@ -33,7 +33,7 @@ valid and probably not what was meant.
 The cluster is the kubeconfig's, read with your own rights; what they do not cover
 is said.
 
-JSON: {"errors":[{"file","object","path","message","hint"}],"warnings":[…]}.
+JSON: {"errors":[{"file","object","group","path","message","hint"}],"warnings":[…]}.
 Exit code 1 when there are errors.`,
 		Example: `  tierwall check --manifests deploy/examples/broken
   tierwall check policies/frontend.yaml

@@ -17,8 +17,8 @@ import (
 
 	"github.com/tierwall/tierwall/policy/api"
 	antreaapi "github.com/tierwall/tierwall/policy/api/antrea"
+	"github.com/tierwall/tierwall/policy/assess"
 	"github.com/tierwall/tierwall/policy/diag"
-	"github.com/tierwall/tierwall/policy/internal/assess"
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lint"
 	"github.com/tierwall/tierwall/policy/lower"
@@ -68,7 +68,7 @@ type baseline struct {
 
 // wrong is an error on an object, to compare before and after.
 type wrong struct {
-	id            assess.ID
+	object        api.Ref
 	path, message string
 }
 
@@ -115,14 +115,14 @@ func (c *Checker) write(ctx context.Context, req *admissionv1.AdmissionRequest) 
 	named(raw, req)
 	o, found := assess.Decode(raw)
 	if o == nil {
-		return refuse(found.Errors, assess.ID{}, nil)
+		return refuse(found.Errors, api.Ref{}, nil)
 	}
 	found.Add(validate(o))
 	if o.Kind.Group == antreaapi.APIGroup && o.Kind.Kind == "Tier" && old != nil {
 		found.Errors = append(found.Errors, tierUpdate(o, old)...)
 	}
 	if len(found.Errors) > 0 {
-		return refuse(found.Errors, assess.IDOf(o), nil)
+		return refuse(found.Errors, o.Ref(), nil)
 	}
 	return c.among(ctx, req, o, found.Warnings)
 }
@@ -175,14 +175,14 @@ func (c *Checker) among(ctx context.Context, req *admissionv1.AdmissionRequest, 
 }
 
 func (c *Checker) compare(w *World, req *admissionv1.AdmissionRequest, o *api.Object, warnings []diag.Diagnostic) *admissionv1.AdmissionResponse {
-	id := assess.ID{Group: req.Kind.Group, Kind: req.Kind.Kind, Namespace: req.Namespace, Name: req.Name}
+	id := api.Ref{Group: req.Kind.Group, Kind: req.Kind.Kind, Namespace: req.Namespace, Name: req.Name}
 	if o != nil {
-		id = assess.IDOf(o)
+		id = o.Ref()
 	}
 	var objs []*api.Object
 	if !alone[id.Group] {
 		for _, other := range w.Objects {
-			if other.Kind.Group == id.Group && assess.IDOf(other) != id {
+			if other.Kind.Group == id.Group && other.Ref() != id {
 				objs = append(objs, other)
 			}
 		}
@@ -190,18 +190,19 @@ func (c *Checker) compare(w *World, req *admissionv1.AdmissionRequest, o *api.Ob
 	if o != nil {
 		objs = append(objs, o)
 	}
-	r := assess.Run(c.Options, objs, w.Inventory)
-	own := r.Objects[id]
+	r := assess.Run(c.Options, objs, w.Inventory, nil)
+	found := r.ByObject()
+	own := found[id]
 	if o != nil && len(own.Errors) > 0 {
 		return refuse(own.Errors, id, warnings)
 	}
 	if !alone[id.Group] {
 		before := c.baseline(w, id.Group)
 		var worse []diag.Diagnostic
-		for other, l := range r.Objects {
-			for _, e := range l.Errors {
-				if !before[wrong{other, e.Path, e.Message}] {
-					worse = append(worse, e)
+		for _, l := range found {
+			for i := range l.Errors {
+				if !before.errors[wrong{l.Errors[i].Object, l.Errors[i].Path, l.Errors[i].Message}] {
+					worse = append(worse, l.Errors[i])
 				}
 			}
 		}
@@ -222,11 +223,11 @@ func (c *Checker) compare(w *World, req *admissionv1.AdmissionRequest, o *api.Ob
 }
 
 // baseline returns what is wrong with a group's objects as they are.
-func (c *Checker) baseline(w *World, group string) map[wrong]bool {
+func (c *Checker) baseline(w *World, group string) baseline {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if b, ok := c.before[group]; ok && b.version == w.Version {
-		return b.errors
+		return b
 	}
 	var objs []*api.Object
 	for _, o := range w.Objects {
@@ -234,39 +235,38 @@ func (c *Checker) baseline(w *World, group string) map[wrong]bool {
 			objs = append(objs, o)
 		}
 	}
-	errors := map[wrong]bool{}
-	for id, l := range assess.Run(c.Options, objs, w.Inventory).Objects {
+	b := baseline{version: w.Version, errors: map[wrong]bool{}}
+	r := assess.Run(c.Options, objs, w.Inventory, nil)
+	for _, l := range r.ByObject() {
 		for _, e := range l.Errors {
-			errors[wrong{id, e.Path, e.Message}] = true
+			b.errors[wrong{e.Object, e.Path, e.Message}] = true
 		}
 	}
 	if c.before == nil {
 		c.before = map[string]baseline{}
 	}
-	c.before[group] = baseline{w.Version, errors}
-	return errors
+	c.before[group] = b
+	return b
 }
 
-// underReview takes the place of a file name in lint's findings about the object.
-const underReview = "\x00under review"
-
-func (c *Checker) lint(w *World, id assess.ID, o *api.Object) []diag.Diagnostic {
+// lint returns what lint says about an object that is named id.
+func (c *Checker) lint(w *World, id api.Ref, o *api.Object) []diag.Diagnostic {
 	if len(w.Objects) > MaxLintObjects {
 		return nil
 	}
-	mine := *o
-	mine.File, mine.Lines = underReview, nil
-	objs := []*api.Object{&mine}
+	objs := []*api.Object{o}
 	for _, other := range w.Objects {
-		if assess.IDOf(other) != id {
+		if other.Ref() != id {
 			objs = append(objs, other)
 		}
 	}
-	r := assess.Run(c.Options, objs, w.Inventory)
+	r := assess.Run(c.Options, objs, w.Inventory, nil)
+	if len(r.Findings.Errors) > 0 {
+		return nil
+	}
 	var out []diag.Diagnostic
-	for _, d := range lint.Check(r.Good, &r.Set, w.Inventory).Warnings {
-		if d.File == underReview {
-			d.File = ""
+	for _, d := range lint.Check(r.Objects, &r.Set, w.Inventory).Warnings {
+		if d.Object == id {
 			out = append(out, d)
 		}
 	}
@@ -379,20 +379,16 @@ func deny(code int32, message string, causes []metav1.StatusCause) *admissionv1.
 }
 
 // refuse denies because of errors. Those on another object than id name it.
-func refuse(found []diag.Diagnostic, id assess.ID, warnings []diag.Diagnostic) *admissionv1.AdmissionResponse {
-	own := id.String()
+func refuse(found []diag.Diagnostic, id api.Ref, warnings []diag.Diagnostic) *admissionv1.AdmissionResponse {
 	lines := make([]string, 0, len(found))
 	causes := make([]metav1.StatusCause, 0, len(found))
 	for _, d := range found {
-		d.File = ""
-		field := d.Path
-		if id == (assess.ID{}) || d.Object == own {
-			d.Object = ""
-		} else {
-			field = ""
-			d.Object = "this would put an error on " + d.Object
+		field, line := d.Path, ""
+		if !id.IsZero() && !d.Object.IsZero() && d.Object != id {
+			field, line = "", "this would put an error on "+d.Object.String()+": "
 		}
-		lines = append(lines, d.String())
+		d.File, d.Object = "", api.Ref{}
+		lines = append(lines, line+d.String())
 		causes = append(causes, metav1.StatusCause{Type: metav1.CauseTypeFieldValueInvalid, Message: d.Message, Field: field})
 	}
 	slices.Sort(lines)
@@ -409,7 +405,7 @@ func texts(found []diag.Diagnostic) []string {
 		if i == maxWarnings {
 			return append(out, fmt.Sprintf("and %d more", len(found)-i))
 		}
-		d.File, d.Object = "", ""
+		d.File, d.Object = "", api.Ref{}
 		s := d.String()
 		if len(s) > maxWarning {
 			s = strings.ToValidUTF8(s[:maxWarning-3], "") + "..."

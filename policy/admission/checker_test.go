@@ -115,7 +115,7 @@ func TestReview(t *testing.T) {
 		{"S2-05 the error is on the other", []string{tier("b", 10)}, create, tier("a", 10), "", "this would put an error on Tier b: spec.priority"},
 		{"S2-06", []string{tier("a", 10)}, update, tier("a", 11), tier("a", 10), "spec.priority: the priority of a Tier cannot be changed, it is 10"},
 		{"S2-06 description", []string{tier("a", 10)}, update, "{apiVersion: " + crd + ", kind: Tier, metadata: {name: a}, spec: {priority: 10, description: new}}", tier("a", 10), ""},
-		{"S2-07", []string{tier("a", 10), acnp("p", "a")}, remove, "", tier("a", 10), "this would put an error on ClusterNetworkPolicy p: spec.tier"},
+		{"S2-07", []string{tier("a", 10), acnp("p", "a")}, remove, "", tier("a", 10), "this would put an error on ClusterNetworkPolicy p (crd.antrea.io): spec.tier"},
 		{"S2-07 the last reference is gone", []string{tier("a", 10), acnp("p", "platform")}, remove, "", tier("a", 10), ""},
 		{"S2-08", nil, create, tier("a", 251), "", "spec.priority"},
 		{"S2-09 delete", []string{tier("emergency", 50)}, remove, "", tier("emergency", 50), "one of the six"},
@@ -224,5 +224,48 @@ func TestHandler(t *testing.T) {
 		if code, _ := post(bad); code != http.StatusBadRequest {
 			t.Errorf("code %d for a body of %d bytes", code, len(bad))
 		}
+	}
+}
+
+// deny has one kind and name in two APIs.
+const (
+	kubernetesDeny = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny, namespace: x}, spec: {podSelector: {}}}"
+	antreaDeny     = `{apiVersion: crd.antrea.io/v1beta1, kind: NetworkPolicy, metadata: {name: deny, namespace: x},
+  spec: {tier: missing, priority: 1, appliedTo: [{podSelector: {}}], ingress: [{action: Drop, from: [{podSelector: {}}]}]}}`
+)
+
+// X-67: an object with an error denies nothing to the object that has its kind and
+// name in another API, and its denial is about itself.
+func TestTwoAPIsOneName(t *testing.T) {
+	other := strings.Replace(kubernetesDeny, "podSelector: {}", "podSelector: {matchLabels: {app: nobody}}", 1)
+	for _, c := range []struct {
+		what     string
+		world    []string
+		op       admissionv1.Operation
+		now, old string
+		denied   string // the message begins with it; "" = allowed
+	}{
+		{"the wrong one comes", []string{kubernetesDeny}, admissionv1.Create, antreaDeny, "", `spec.tier: there is no tier "missing"`},
+		{"the other one comes", []string{antreaDeny}, admissionv1.Create, kubernetesDeny, "", ""},
+		{"the other one changes", []string{kubernetesDeny, antreaDeny}, admissionv1.Update, other, kubernetesDeny, ""},
+		{"the other one goes", []string{kubernetesDeny, antreaDeny}, admissionv1.Delete, "", kubernetesDeny, ""},
+		{"the wrong one goes", []string{kubernetesDeny, antreaDeny}, admissionv1.Delete, "", antreaDeny, ""},
+	} {
+		w := &admission.World{Version: 1, Objects: decoded(t, c.world...), Inventory: &inventory.Snapshot{Namespaces: []inventory.Namespace{{Name: "x"}}}}
+		checker := &admission.Checker{View: func() *admission.World { return w }, Wait: -1}
+		a := checker.Review(context.Background(), request(t, c.op, c.now, c.old))
+		switch {
+		case c.denied == "" && !a.Allowed:
+			t.Errorf("%s: denied: %s", c.what, a.Result.Message)
+		case c.denied != "" && (a.Allowed || !strings.HasPrefix(a.Result.Message, c.denied)):
+			t.Errorf("%s: allowed %v, %+v, want %q", c.what, a.Allowed, a.Result, c.denied)
+		}
+	}
+	// What is said of another object names its group.
+	w := &admission.World{Version: 1, Objects: decoded(t, tier("missing", 10), antreaDeny, kubernetesDeny), Inventory: &inventory.Snapshot{}}
+	checker := &admission.Checker{View: func() *admission.World { return w }, Wait: -1}
+	a := checker.Review(context.Background(), request(t, admissionv1.Delete, "", tier("missing", 10)))
+	if want := "this would put an error on NetworkPolicy x/deny (crd.antrea.io): spec.tier: "; a.Allowed || !strings.HasPrefix(a.Result.Message, want) {
+		t.Errorf("denied with %+v, want %q", a.Result, want)
 	}
 }

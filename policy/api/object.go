@@ -72,13 +72,9 @@ type Object struct {
 	Lines map[string]int
 }
 
-// Ref returns "Kind namespace/name" ("Kind name" when cluster-scoped), the form
-// diagnostics use.
-func (o *Object) Ref() string {
-	if o.Namespace == "" {
-		return o.Kind.Kind + " " + o.Name
-	}
-	return o.Kind.Kind + " " + o.Namespace + "/" + o.Name
+// Ref returns the object's identity.
+func (o *Object) Ref() Ref {
+	return Ref{Group: o.Kind.Group, Kind: o.Kind.Kind, Namespace: o.Namespace, Name: o.Name}
 }
 
 // Finding starts a diagnostic about the object. File names the line of path, or

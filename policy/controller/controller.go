@@ -11,6 +11,7 @@ import (
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/assess"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lower"
@@ -107,7 +108,7 @@ type Status struct {
 	Findings diag.List
 	// Refused are the objects the last attempt refused, with Config.Isolate. Their
 	// errors are not among Findings. Read only.
-	Refused []Refused
+	Refused []assess.Refused
 }
 
 // Controller runs the path from source to publisher. Create it with New.
@@ -254,36 +255,36 @@ func (c *Controller) update(ctx context.Context) error {
 	if done, err := c.step(objs, view, findings); done {
 		return err
 	}
-	b := built{objects: objs}
+	b := assess.Result{Objects: objs}
 	var snap *inventory.Snapshot
 	if len(findings.Errors) == 0 {
 		snap = view.Snapshot()
 		switch {
 		case !c.cfg.Isolate:
-			b.set, b.findings = c.cfg.Lower.Build(objs, snap)
+			b.Set, b.Findings = c.cfg.Lower.Build(objs, snap)
 		case c.last.stands(objs, view):
 			b = c.last.built
 		default:
 			b = c.isolation.build(c.cfg.Lower, objs, snap)
 			c.last = lastBuild{objects: objs, built: b, whole: true}
-			if len(b.findings.Errors) == 0 {
-				c.last.hosts = lower.DependsOnHosts(b.objects)
+			if len(b.Findings.Errors) == 0 {
+				c.last.hosts = lower.DependsOnHosts(b.Objects)
 			}
 		}
 		c.last.view = view
 	}
-	findings.Add(b.findings)
-	c.refused(b.refused)
+	findings.Add(b.Findings)
+	c.refused(b.Refused)
 	if len(findings.Errors) > 0 {
 		var err error
-		if c.cfg.Isolate && len(b.findings.Errors) > 0 {
+		if c.cfg.Isolate && len(b.Findings.Errors) > 0 {
 			err = c.follow(view, snap)
 		}
 		c.failed(findings)
 		c.after(Attempt{})
 		return err
 	}
-	problem, err := c.install(b.set, b.objects, view, snap, len(findings.Warnings))
+	problem, err := c.install(b.Set, b.Objects, view, snap, len(findings.Warnings))
 	if problem != nil {
 		findings.Errors = append(findings.Errors, *problem)
 		c.failed(findings)
@@ -291,10 +292,10 @@ func (c *Controller) update(ctx context.Context) error {
 		return err
 	}
 	if c.cfg.Isolate {
-		c.isolation.accept(b.objects)
+		c.isolation.accept(b.Objects)
 	}
 	c.succeeded(findings)
-	c.after(Attempt{InForce: true, Objects: b.objects, World: view})
+	c.after(Attempt{InForce: true, Objects: b.Objects, World: view})
 	return nil
 }
 
@@ -401,7 +402,7 @@ func (c *Controller) inForce(rules, isolations, pods, warnings int, compiled tim
 }
 
 // refused records which objects are refused, and says what is new about it.
-func (c *Controller) refused(now []Refused) {
+func (c *Controller) refused(now []assess.Refused) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := map[*api.Object]bool{}
@@ -414,7 +415,7 @@ func (c *Controller) refused(now []Refused) {
 			continue // said before
 		}
 		for i, d := range r.Errors[:min(maxSaid, len(r.Errors))] {
-			c.cfg.Logger.Error("object refused", "object", d.Object, "number", i+1, "path", d.Path, "error", d.Message, "hint", d.Hint,
+			c.cfg.Logger.Error("object refused", "object", d.Object.String(), "number", i+1, "path", d.Path, "error", d.Message, "hint", d.Hint,
 				"older version in force", r.InForce != nil)
 		}
 	}
@@ -435,7 +436,7 @@ func (c *Controller) failed(findings diag.List) {
 	c.cfg.Logger.Error("policy rejected, last good table stays in force",
 		"errors", len(findings.Errors), "warnings", len(findings.Warnings), "generation", c.status.Generation)
 	for i, d := range findings.Errors[:min(maxSaid, len(findings.Errors))] {
-		c.cfg.Logger.Error("policy error", "number", i+1, "file", d.File, "object", d.Object, "path", d.Path,
+		c.cfg.Logger.Error("policy error", "number", i+1, "file", d.File, "object", d.Object.String(), "path", d.Path,
 			"error", d.Message, "hint", d.Hint)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/assess"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lower"
@@ -24,7 +25,7 @@ const maxStep = 4096
 // everything comes to, done is false and nothing has happened. Like update it
 // returns an error when trying again may help.
 func (c *Controller) step(objs []*api.Object, view *inventory.View, findings diag.List) (done bool, err error) {
-	if c.compiler == nil || !c.cfg.Isolate || !c.known || c.last.view != c.view || len(findings.Errors) > 0 || len(c.last.built.findings.Errors) > 0 {
+	if c.compiler == nil || !c.cfg.Isolate || !c.known || c.last.view != c.view || len(findings.Errors) > 0 || len(c.last.built.Findings.Errors) > 0 {
 		return false, nil
 	}
 	pods, ok := view.Since(c.view)
@@ -42,7 +43,7 @@ func (c *Controller) step(objs []*api.Object, view *inventory.View, findings dia
 			return false, nil
 		}
 		if !e.same {
-			d.Policies = append(d.Policies, classifier.PolicyChange{Ref: e.ref, Set: e.now})
+			d.Policies = append(d.Policies, classifier.PolicyChange{Ref: classifier.PolicyRef(e.ref), Set: e.now})
 		}
 	}
 	for _, p := range pods {
@@ -77,7 +78,7 @@ func (c *Controller) step(objs []*api.Object, view *inventory.View, findings dia
 		}
 		c.stepped(table, &d, edits)
 		c.taken(objs, edits)
-		c.inForce(report.Rules, report.Isolations, report.Endpoints, len(findings.Warnings)+len(c.last.built.findings.Warnings), compiled)
+		c.inForce(report.Rules, report.Isolations, report.Endpoints, len(findings.Warnings)+len(c.last.built.Findings.Warnings), compiled)
 	} else {
 		c.taken(objs, edits)
 	}
@@ -85,7 +86,7 @@ func (c *Controller) step(objs []*api.Object, view *inventory.View, findings dia
 	if learnt {
 		c.learnt(mark)
 	}
-	findings.Add(c.last.built.findings)
+	findings.Add(c.last.built.Findings)
 	c.succeeded(findings)
 	c.after(Attempt{InForce: true, Objects: c.input, World: view})
 	return true, nil
@@ -104,7 +105,7 @@ func changesHosts(p inventory.PodChange) bool {
 
 // edit is one object that has come, changed or gone.
 type edit struct {
-	ref      classifier.PolicyRef
+	ref      api.Ref
 	old, new *api.Object // nil where there is none
 	was, now rule.Set
 	found    diag.List // of new: no finding
@@ -124,16 +125,16 @@ func (c *Controller) edits(objs []*api.Object) (edits []edit, ok bool) {
 	for len(was) > 0 && len(now) > 0 && was[len(was)-1] == now[len(now)-1] {
 		was, now = was[:len(was)-1], now[:len(now)-1]
 	}
-	old := make(map[classifier.PolicyRef]*api.Object, len(was))
+	old := make(map[api.Ref]*api.Object, len(was))
 	for _, o := range was {
-		old[refOf(o)] = o
+		old[o.Ref()] = o
 	}
 	if len(old) < len(was) {
 		return nil, false // two of one name
 	}
-	seen := make(map[classifier.PolicyRef]struct{}, len(now))
+	seen := make(map[api.Ref]struct{}, len(now))
 	for _, o := range now {
-		ref := refOf(o)
+		ref := o.Ref()
 		if _, twice := seen[ref]; twice {
 			return nil, false
 		}
@@ -153,7 +154,7 @@ func (c *Controller) edits(objs []*api.Object) (edits []edit, ok bool) {
 // about it, and it is in force as the source had it. Rules that use address sets
 // are left to a look at everything: that finds out which sets are in use.
 func (c *Controller) alone(e *edit, view *inventory.View) bool {
-	if c.isolation.good[e.ref] != e.old || slices.ContainsFunc(c.last.built.refused, func(r Refused) bool { return refOf(r.Object) == e.ref }) {
+	if c.isolation.good[e.ref] != e.old || slices.ContainsFunc(c.last.built.Refused, func(r assess.Refused) bool { return r.Object.Ref() == e.ref }) {
 		return false
 	}
 	silent := func(l diag.List) bool { return len(l.Errors)+len(l.Warnings) == 0 }
@@ -167,7 +168,7 @@ func (c *Controller) alone(e *edit, view *inventory.View) bool {
 			return false
 		}
 	}
-	e.was = c.compiler.Policy(e.ref)
+	e.was = c.compiler.Policy(classifier.PolicyRef(e.ref))
 	e.same = reflect.DeepEqual(e.was, e.now)
 	return len(inventory.SetNames(&e.was))+len(inventory.SetNames(&e.now)) == 0
 }
@@ -253,13 +254,13 @@ func (c *Controller) taken(objs []*api.Object, edits []edit) {
 			c.last.hosts = c.last.hosts || lower.DependsOnHosts([]*api.Object{e.new})
 		}
 	}
-	c.last.built.objects = instead(objs, c.last.built.refused)
-	c.last.built.set, c.last.whole = rule.Set{}, false // of other objects
-	c.input = c.last.built.objects
+	c.last.built.Objects = instead(objs, c.last.built.Refused)
+	c.last.built.Set, c.last.whole = rule.Set{}, false // of other objects
+	c.input = c.last.built.Objects
 }
 
 // instead returns objects with what is in force in the place of those refused.
-func instead(objs []*api.Object, refused []Refused) []*api.Object {
+func instead(objs []*api.Object, refused []assess.Refused) []*api.Object {
 	if len(refused) == 0 {
 		return objs
 	}

@@ -2,6 +2,7 @@ package decode
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -35,13 +36,13 @@ func (d *Decoder) Decode(file string, data []byte) ([]*api.Object, diag.List) {
 	r := reader{kinds: append(slices.Clip(d.Kinds), clusterKinds...), file: file}
 	docs, bad := r.documents(data)
 	if bad != nil {
-		r.report(&r.found.Errors, "", *bad)
+		r.report(&r.found.Errors, api.Ref{}, *bad)
 	}
 	for _, doc := range docs {
 		if doc.root == nil || len(doc.problems) > 0 {
-			ref := ""
+			var ref api.Ref
 			if doc.root != nil {
-				ref = identity(doc.root, "")
+				ref = identity(doc.root, "", "")
 			}
 			for _, p := range doc.problems {
 				r.report(&r.found.Errors, ref, p)
@@ -58,12 +59,10 @@ func (d *Decoder) Decode(file string, data []byte) ([]*api.Object, diag.List) {
 // Duplicates reports every object that is there twice: same group, kind,
 // namespace and name, whatever the version. Each finding names both places.
 func Duplicates(objs []*api.Object) diag.List {
-	type key struct{ group, kind, namespace, name string }
 	var l diag.List
-	first := make(map[key]*api.Object, len(objs))
+	first := make(map[api.Ref]*api.Object, len(objs))
 	for _, o := range objs {
-		k := key{o.Kind.Group, o.Kind.Kind, o.Namespace, o.Name}
-		if f := first[k]; f != nil {
+		if f := first[o.Ref()]; f != nil {
 			message := "the object is there twice"
 			if f.File != "" {
 				message += ", first in " + f.File
@@ -71,7 +70,7 @@ func Duplicates(objs []*api.Object) diag.List {
 			l.Errors = append(l.Errors, o.Finding("", message, "keep one of the two"))
 			continue
 		}
-		first[k] = o
+		first[o.Ref()] = o
 	}
 	return l
 }
@@ -86,7 +85,7 @@ type reader struct {
 }
 
 // report files a problem under an object.
-func (r *reader) report(to *[]diag.Diagnostic, ref string, p problem) {
+func (r *reader) report(to *[]diag.Diagnostic, ref api.Ref, p problem) {
 	*to = append(*to, diag.Diagnostic{File: r.place(p.line), Object: ref, Path: p.path, Message: p.message, Hint: p.hint, Code: p.code})
 }
 
@@ -139,22 +138,24 @@ func notText(data []byte) *problem {
 	return &problem{line: 1 + bytes.Count(data[:i], []byte("\n")), message: message, hint: hint}
 }
 
-// identity names an object before it is decoded: "Kind namespace/name", as far
-// as it can be read. fallback is the kind of an object that names none.
-func identity(root *node, fallback string) string {
-	kind := root.get("kind").str()
-	if kind == "" {
-		kind = fallback
-	}
+// identity names an object before it is decoded, as far as it can be read. version
+// (an apiVersion) and kind are those of an object that names none.
+func identity(root *node, version, kind string) api.Ref {
 	meta := root.get("metadata")
-	name, namespace := meta.get("name").str(), meta.get("namespace").str()
-	if kind == "" || name == "" {
-		return kind + name
+	r := api.Ref{Kind: cmp.Or(root.get("kind").str(), kind), Name: meta.get("name").str()}
+	r.Group, _ = cutVersion(cmp.Or(root.get("apiVersion").str(), version))
+	if r.Name != "" {
+		r.Namespace = meta.get("namespace").str()
 	}
-	if namespace != "" {
-		name = namespace + "/" + name
+	return r
+}
+
+// cutVersion takes an apiVersion apart. The core API's group is "".
+func cutVersion(s string) (group, version string) {
+	if group, version, ok := strings.Cut(s, "/"); ok {
+		return group, version
 	}
-	return kind + " " + name
+	return "", s
 }
 
 // document decodes a top-level value: an object or a list of objects.
@@ -167,7 +168,7 @@ func (r *reader) document(root *node) {
 		if root.kind == listNode {
 			hint = "objects in a list need a `kind: List` with items around them"
 		}
-		r.report(&r.found.Errors, "", problem{line: root.line, message: "want an object, got " + root.kind.withArticle(), hint: hint})
+		r.report(&r.found.Errors, api.Ref{}, problem{line: root.line, message: "want an object, got " + root.kind.withArticle(), hint: hint})
 		return
 	}
 	kind, items := root.get("kind").str(), root.get("items")
@@ -183,7 +184,7 @@ func (r *reader) document(root *node) {
 func (r *reader) list(root *node, kind string, items *node) {
 	version, elem := root.get("apiVersion").str(), strings.TrimSuffix(kind, "List")
 	bad := func(n *node, path, message, hint string) {
-		r.report(&r.found.Errors, kind, problem{line: n.line, path: path, message: message, hint: hint})
+		r.report(&r.found.Errors, api.Ref{Kind: kind}, problem{line: n.line, path: path, message: message, hint: hint})
 	}
 	if version == "" {
 		bad(root, "apiVersion", "missing", "")
@@ -227,7 +228,7 @@ func (r *reader) list(root *node, kind string, items *node) {
 // object decodes one object. version and kind are what an object inherits from
 // the list around it.
 func (r *reader) object(root *node, version, kind string) {
-	ref := identity(root, kind)
+	ref := identity(root, version, kind)
 	ok := true
 	read := func(name string, to *string) {
 		switch n := root.get(name); {
@@ -248,10 +249,7 @@ func (r *reader) object(root *node, version, kind string) {
 	if !ok {
 		return
 	}
-	group, v, found := strings.Cut(version, "/")
-	if !found {
-		group, v = "", version
-	}
+	group, v := cutVersion(version)
 	known := slices.IndexFunc(r.kinds, func(k api.Kind) bool { return k.Group == group && k.Version == v && k.Kind == kind })
 	if known < 0 {
 		p, isError := r.unknownKind(group, v, kind)
@@ -272,7 +270,7 @@ func (r *reader) known(root *node, kind api.Kind) {
 		raw, _ := root.raw().(map[string]any)
 		chosen, p := kind.Select(raw)
 		if p != nil {
-			r.report(&r.found.Errors, identity(root, kind.Kind),
+			r.report(&r.found.Errors, identity(root, apiVersion(kind), kind.Kind),
 				problem{line: lineOf(root, p.Path), path: p.Path, message: p.Message, hint: p.Hint})
 			return
 		}
@@ -297,7 +295,7 @@ func (r *reader) known(root *node, kind api.Kind) {
 	}
 	ref := o.Ref()
 	if o.Name == "" {
-		ref = kind.Kind
+		ref = api.Ref{Group: kind.Group, Kind: kind.Kind}
 	}
 	for _, p := range w.errors {
 		r.report(&r.found.Errors, ref, p)

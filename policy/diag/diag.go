@@ -3,25 +3,58 @@
 package diag
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// Diagnostic is one finding. The JSON field names are the contract of
-// "tierwall check -o json".
+// Diagnostic is one finding.
 type Diagnostic struct {
-	File    string `json:"file"`           // path as given, with ":line" when known; "" for objects from an API server
-	Object  string `json:"object"`         // "Kind namespace/name", or "" when the document has no identity
-	Path    string `json:"path"`           // field path, "spec.ingress[0].from[1].podSelector"
-	Message string `json:"message"`        // what is wrong
-	Hint    string `json:"hint,omitempty"` // what to write instead
-	Code    Code   `json:"-"`              // for the few findings that programs tell apart
-	// Together is set when several objects are wrong together and the one named is
-	// just the first of them: leaving it out would not mend the others.
-	Together bool `json:"-"`
+	File    string // path as given, with ":line" when known; "" for objects from an API server
+	Object  Ref    // zero when the document names none
+	Path    string // field path, "spec.ingress[0].from[1].podSelector"
+	Message string // what is wrong
+	Hint    string // what to write instead
+	Code    Code   // for the few findings that programs tell apart
+	// Together is set on an error that several objects cause together, of which
+	// Object is only the first: leaving it out would not mend the others, so all of
+	// them stay as they were (X-67).
+	Together bool
+}
+
+// document is the JSON form of a Diagnostic, the contract of "tierwall check -o
+// json". Code and Together do not travel.
+type document struct {
+	File    string `json:"file"`
+	Object  string `json:"object"`          // "Kind namespace/name"
+	Group   string `json:"group,omitempty"` // the API group of the object
+	Path    string `json:"path"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+// MarshalJSON implements json.Marshaler. Whether <, > and & are escaped is the
+// caller's choice (json.Encoder.SetEscapeHTML).
+func (d Diagnostic) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	err := e.Encode(document{d.File, d.Object.short(), d.Object.Group, d.Path, d.Message, d.Hint})
+	return b.Bytes(), err
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (d *Diagnostic) UnmarshalJSON(text []byte) error {
+	var in document
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	*d = Diagnostic{File: in.File, Object: parseShort(in.Group, in.Object), Path: in.Path, Message: in.Message, Hint: in.Hint}
+	return nil
 }
 
 // Code tells findings of a sort from others, for those who act on them; people
@@ -43,7 +76,7 @@ const (
 // String renders the diagnostic on one line.
 func (d Diagnostic) String() string {
 	var b strings.Builder
-	for _, part := range []string{d.File, d.Object, d.Path} {
+	for _, part := range []string{d.File, d.Object.String(), d.Path} {
 		if part != "" {
 			b.WriteString(part)
 			b.WriteString(": ")
@@ -75,7 +108,7 @@ func (l *List) Sort() {
 	by := func(a, b Diagnostic) int {
 		fileA, lineA := splitLine(a.File)
 		fileB, lineB := splitLine(b.File)
-		return cmp.Or(strings.Compare(fileA, fileB), cmp.Compare(lineA, lineB), strings.Compare(a.Object, b.Object),
+		return cmp.Or(strings.Compare(fileA, fileB), cmp.Compare(lineA, lineB), a.Object.Compare(b.Object),
 			strings.Compare(a.Path, b.Path), strings.Compare(a.Message, b.Message))
 	}
 	slices.SortStableFunc(l.Errors, by)

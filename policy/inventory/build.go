@@ -105,7 +105,7 @@ func (b *builder) implied() {
 		b.snap.Namespaces = append(b.snap.Namespaces, Namespace{Name: p.Namespace, Labels: map[string]string{metadataName: p.Namespace}})
 		if declared { // some are declared, so this one looks forgotten
 			b.found.Warnings = append(b.found.Warnings, diag.Diagnostic{
-				File: p.File, Object: "Pod " + p.Namespace + "/" + p.Name, Path: "metadata.namespace",
+				File: p.File, Object: api.Ref{Kind: "Pod", Namespace: p.Namespace, Name: p.Name}, Path: "metadata.namespace",
 				Message: fmt.Sprintf("namespace %q is not declared and taken to have no labels", p.Namespace),
 				Hint:    "add its Namespace object, or correct the name",
 			})
@@ -325,7 +325,7 @@ func (b *builder) sharedAddresses() {
 		for _, a := range p.IPs {
 			if o := owner[a]; o != nil {
 				b.found.Errors = append(b.found.Errors, diag.Diagnostic{
-					File: p.File, Object: "Pod " + p.Namespace + "/" + p.Name, Path: "status.podIPs",
+					File: p.File, Object: api.Ref{Kind: "Pod", Namespace: p.Namespace, Name: p.Name}, Path: "status.podIPs",
 					Message: fmt.Sprintf("address %s is also that of pod %s/%s", a, o.Namespace, o.Name),
 					Hint:    "only pods on the host network share addresses; set hostNetwork, or the phase of the one that has finished",
 				})

@@ -1,9 +1,11 @@
 package lint
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
@@ -48,13 +50,7 @@ type cutAt struct {
 }
 
 func compareRef(a, b cutAt) int {
-	switch x, y := a.policy.object.Ref()+a.path, b.policy.object.Ref()+b.path; {
-	case x < y:
-		return -1
-	case x > y:
-		return 1
-	}
-	return 0
+	return cmp.Or(a.policy.object.Ref().Compare(b.policy.object.Ref()), strings.Compare(a.path, b.path))
 }
 
 // server is one address of somebody who serves DNS; the zero value is one nobody

@@ -50,17 +50,15 @@ func Overridden(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag
 
 func newChecker(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) *checker {
 	c := &checker{
-		set: set, inv: inv, policies: map[id]*policy{}, pods: distinct(kube.Endpoints(inv), inv),
+		set: set, inv: inv, policies: map[api.Ref]*policy{}, pods: distinct(kube.Endpoints(inv), inv),
 		selects: map[string]bool{}, taken: map[direction]bool{},
 	}
 	for _, o := range objs {
-		c.policies[id{o.Kind.Group, o.Kind.Kind, o.Namespace, o.Name}] = &policy{object: o}
+		c.policies[o.Ref()] = &policy{object: o}
 	}
 	c.index()
 	return c
 }
-
-type id struct{ group, kind, namespace, name string }
 
 // policy is an object and what was lowered from it.
 type policy struct {
@@ -71,7 +69,7 @@ type policy struct {
 type checker struct {
 	set      *rule.Set
 	inv      *inventory.Snapshot
-	policies map[id]*policy
+	policies map[api.Ref]*policy
 	pods     []rule.Endpoint // one of each kind that policy can tell apart
 	found    diag.List
 
@@ -88,7 +86,7 @@ type checker struct {
 
 // of returns the policy a rule comes from, nil when its object was not given.
 func (c *checker) of(o *rule.Origin) *policy {
-	return c.policies[id{o.Group, o.Kind, o.Namespace, o.Name}]
+	return c.policies[api.RefOf(o)]
 }
 
 func (c *checker) warn(o *api.Object, path, message, hint string) {
@@ -97,7 +95,7 @@ func (c *checker) warn(o *api.Object, path, message, hint string) {
 
 // nobody: a policy that selects no pod.
 func (c *checker) nobody() {
-	for _, k := range slices.SortedFunc(maps.Keys(c.policies), compareID) {
+	for _, k := range slices.SortedFunc(maps.Keys(c.policies), api.Ref.Compare) {
 		p := c.policies[k]
 		if len(p.subjects) == 0 || slices.ContainsFunc(p.subjects, func(n int) bool { return !c.subjects[n].pods.empty() }) ||
 			c.subjects[p.subjects[0]].selector.None {
@@ -113,10 +111,6 @@ func (c *checker) nobody() {
 		}
 		c.warn(p.object, subjectPath(p.object), "selects no pod", hint)
 	}
-}
-
-func compareID(a, b id) int {
-	return strings.Compare(a.group+"\x00"+a.kind+"\x00"+a.namespace+"\x00"+a.name, b.group+"\x00"+b.kind+"\x00"+b.namespace+"\x00"+b.name)
 }
 
 // subjectPath is where a kind writes its subject.
@@ -287,7 +281,7 @@ func (c *checker) misplaced() {
 		for _, k := range slices.Sorted(maps.Keys(ns.Annotations)) {
 			if strings.HasPrefix(k, kube.AnnotationPrefix) {
 				c.found.Warnings = append(c.found.Warnings, diag.Diagnostic{
-					File: ns.File, Object: "Namespace " + ns.Name, Path: fmt.Sprintf("metadata.annotations[%q]", k),
+					File: ns.File, Object: api.Ref{Kind: "Namespace", Name: ns.Name}, Path: fmt.Sprintf("metadata.annotations[%q]", k),
 					Message: "has no effect on a namespace", Hint: "annotate the policies",
 				})
 			}

@@ -89,12 +89,12 @@ func TestChecks(t *testing.T) {
 			t.Fatalf("%s: %v", c.name, err)
 		}
 		got := lint.Check(objs, &set, w.Inventory)
-		if len(got.Errors) > 0 || len(got.Warnings) == 0 || got.Warnings[0].Object == "" {
+		if len(got.Errors) > 0 || len(got.Warnings) == 0 || got.Warnings[0].Object.IsZero() {
 			t.Errorf("%s: %v", c.name, got)
 		}
 		var lines []string
 		for _, d := range got.Warnings {
-			if d.Object != "Namespace y" {
+			if d.Object.String() != "Namespace y" {
 				lines = append(lines, d.Path+": "+d.Message)
 			}
 		}
@@ -118,7 +118,7 @@ func TestMisplacedAnnotation(t *testing.T) {
 	w := fixture.MustWorld(t, world)
 	set, _ := lower.Build(nil, w.Inventory)
 	got := lint.Check(nil, &set, w.Inventory).Warnings
-	if len(got) != 1 || got[0].Object != "Namespace y" || got[0].Path != `metadata.annotations["tierwall.io/audit"]` {
+	if len(got) != 1 || got[0].Object.String() != "Namespace y" || got[0].Path != `metadata.annotations["tierwall.io/audit"]` {
 		t.Errorf("got %v", got)
 	}
 }

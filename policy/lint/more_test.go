@@ -21,8 +21,8 @@ func warnings(t *testing.T, world, yaml string) string {
 	}
 	var lines []string
 	for _, d := range lint.Check(objs, &set, w.Inventory).Warnings {
-		if d.Object != "Namespace y" {
-			lines = append(lines, d.Object+": "+d.Path+": "+d.Message)
+		if d.Object.String() != "Namespace y" {
+			lines = append(lines, d.Object.String()+": "+d.Path+": "+d.Message)
 		}
 	}
 	return strings.Join(lines, "\n")
@@ -63,7 +63,7 @@ const (
 func TestShadowed(t *testing.T) {
 	strong := acnp("s", "{priority: 1, "+all+", ingress: [{name: s, action: Drop, "+fromA+"}]}")
 	weak := func(rest string) string { return acnp("w", "{priority: 2, "+rest+"}") }
-	const hit = "ClusterNetworkPolicy w: spec.ingress[0]: never decides: s of ClusterNetworkPolicy s (Drop)"
+	const hit = "ClusterNetworkPolicy w (crd.antrea.io): spec.ingress[0]: never decides: s of ClusterNetworkPolicy s (Drop)"
 	each(t, world, [][3]string{
 		{"the same", strong + weak(all+", ingress: [{name: w, action: Allow, "+fromA+"}]"), hit},
 		{"narrower subject", strong + weak(toX+", ingress: [{name: w, action: Allow, "+fromA+"}]"), hit},
@@ -88,7 +88,7 @@ func TestShadowed(t *testing.T) {
 			weak(all+", ingress: [{name: w, action: Allow, from: [{namespaces: {match: Self}}]}]"), hit},
 		{
 			"passed over", acnp("p", "{priority: 1, tier: emergency, "+all+", ingress: [{name: p, action: Pass, "+fromA+"}]}") + strong,
-			"ClusterNetworkPolicy s: spec.ingress[0]: never decides: p of ClusterNetworkPolicy p (Pass)",
+			"ClusterNetworkPolicy s (crd.antrea.io): spec.ingress[0]: never decides: p of ClusterNetworkPolicy p (Pass)",
 		},
 		{"not passed over", acnp("p", "{priority: 1, tier: emergency, "+all+", ingress: [{name: p, action: Pass, "+fromA+"}]}") +
 			acnp("base", "{priority: 1, tier: baseline, "+all+", ingress: [{name: b, action: Drop, "+fromA+"}]}"), ""},
@@ -122,13 +122,13 @@ func TestNetworks(t *testing.T) {
 		return cnp("p", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Deny, to: [{networks: ["+cidr+"]}]}]}")
 	}
 	each(t, w, [][3]string{
-		{"everything", deny("0.0.0.0/0"), "ClusterNetworkPolicy p: spec.egress[0].to: network 0.0.0.0/0 covers addresses of pods"},
+		{"everything", deny("0.0.0.0/0"), "ClusterNetworkPolicy p (policy.networking.k8s.io): spec.egress[0].to: network 0.0.0.0/0 covers addresses of pods"},
 		{"outside", deny("198.51.100.0/24"), ""},
 		{"pods come first", cnp("p", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Pass, to: [{namespaces: {}}]}, {action: Deny, to: [{networks: [0.0.0.0/0]}]}]}"), ""},
 		{"an ipBlock of a NetworkPolicy is another matter", np("p", "{podSelector: {}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0}}]}]}"), ""},
 		{
 			"some pods come first", cnp("p", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Pass, to: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: a}}}}]}, {action: Deny, to: [{networks: [0.0.0.0/0]}]}]}"),
-			"ClusterNetworkPolicy p: spec.egress[1].to: network 0.0.0.0/0",
+			"ClusterNetworkPolicy p (policy.networking.k8s.io): spec.egress[1].to: network 0.0.0.0/0",
 		},
 	})
 }

@@ -59,7 +59,7 @@ func TestSamples(t *testing.T) {
 			t.Fatalf("%s: %v", file, err)
 		}
 		for _, d := range lint.Check(objs, &set, w.Inventory).Warnings {
-			got.WriteString(strings.TrimSuffix(filepath.Base(file), ".txtar") + ": " + d.Object + ": " + d.Path + ": " + d.Message + "\n")
+			got.WriteString(strings.TrimSuffix(filepath.Base(file), ".txtar") + ": " + d.Object.String() + ": " + d.Path + ": " + d.Message + "\n")
 		}
 	}
 	golden := filepath.Join("testdata", "samples.txt")

@@ -10,6 +10,7 @@ import (
 	"github.com/tierwall/tierwall/classifier/oracle"
 	"github.com/tierwall/tierwall/classifier/oracle/universe"
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/api"
 )
 
 // TestShadowedNeverDecides: in random worlds where everything overlaps, a rule
@@ -73,7 +74,7 @@ func TestCutIsCut(t *testing.T) {
 				}
 			}
 		}
-		c := checker{set: &set, pods: world.Endpoints, policies: map[id]*policy{}}
+		c := checker{set: &set, pods: world.Endpoints, policies: map[api.Ref]*policy{}}
 		c.index()
 		d := resolver{checker: &c}
 		d.prepare()

@@ -57,7 +57,7 @@ func (opts Options) mixed(objs []*api.Object) diag.List {
 	}
 	report := func(to *[]diag.Diagnostic, others []*api.Object, hint string) {
 		k, o := first(kep), first(others)
-		what := o.Ref()
+		what := o.Ref().String()
 		if d := adminnetworkpolicy.DialectOf(o); d != "" {
 			what += " (" + d + ")"
 		}
@@ -84,6 +84,6 @@ func (opts Options) mixed(objs []*api.Object) diag.List {
 // of objs.
 func first(objs []*api.Object) *api.Object {
 	return slices.MinFunc(objs, func(a, b *api.Object) int {
-		return cmp.Or(strings.Compare(a.Ref(), b.Ref()), strings.Compare(a.File, b.File))
+		return cmp.Or(a.Ref().Compare(b.Ref()), strings.Compare(a.File, b.File))
 	})
 }

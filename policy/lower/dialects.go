@@ -106,12 +106,12 @@ func (opts Options) build(dialects []Dialect, objs []*api.Object, inv *inventory
 	return set, findings
 }
 
+// owners tells which of All has a kind.
+var owners = ownersOf(All())
+
 // Validate checks one object alone, as admission does: that this version enforces
 // its kind, that it could be decoded, and what its dialect asks for.
-func Validate(o *api.Object) diag.List {
-	dialects := All()
-	return validate(dialects, ownersOf(dialects), o)
-}
+func Validate(o *api.Object) diag.List { return validate(All(), owners, o) }
 
 func validate(dialects []Dialect, owner map[gvk]int, o *api.Object) diag.List {
 	i, ok := owner[gvkOf(o)]

@@ -123,3 +123,19 @@ func TestKinds(t *testing.T) {
 		}
 	}
 }
+
+// objects of one name in two kinds have two texts, so a dialect that brings a
+// kind others have, too, has to say so in package diag.
+func TestRefsReadDifferently(t *testing.T) {
+	text := map[string]api.Ref{}
+	for _, k := range lower.Kinds() {
+		ref := api.Ref{Group: k.Group, Kind: k.Kind, Name: "n"}
+		if other, ok := text[ref.String()]; ok && other != ref {
+			t.Errorf("%+v and %+v are both called %q", ref, other, ref)
+		}
+		text[ref.String()] = ref
+	}
+	if len(text) < 13 {
+		t.Errorf("only %d kinds", len(text))
+	}
+}

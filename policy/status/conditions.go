@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/lower/adminnetworkpolicy"
 )
@@ -59,7 +60,7 @@ func text(found []diag.Diagnostic) string {
 			parts = append(parts, fmt.Sprintf("and %d more", len(found)-i))
 			break
 		}
-		d.File, d.Object = "", "" // the condition is on the object
+		d.File, d.Object = "", api.Ref{} // the condition is on the object
 		parts = append(parts, d.String())
 	}
 	return limit(strings.Join(parts, "; "))

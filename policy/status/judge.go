@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/assess"
 	"github.com/tierwall/tierwall/policy/diag"
-	"github.com/tierwall/tierwall/policy/internal/assess"
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lint"
 	"github.com/tierwall/tierwall/policy/lower"
@@ -24,8 +24,8 @@ type Object struct {
 	Stored   *unstructured.Unstructured
 }
 
-func (o *Object) id() assess.ID {
-	return assess.ID{
+func (o *Object) ref() api.Ref {
+	return api.Ref{
 		Group: o.Resource.Group, Kind: o.Stored.GetKind(),
 		Namespace: o.Stored.GetNamespace(), Name: o.Stored.GetName(),
 	}
@@ -101,12 +101,12 @@ func (j *Judge) Judge(objects []Object, world *inventory.Snapshot) []Verdict {
 	out := make([]Verdict, len(objects))
 	seen := make(map[types.UID]decoded, len(objects))
 	var good []*api.Object
-	at := make(map[assess.ID]int, len(objects))
+	at := make(map[api.Ref]int, len(objects))
 	for i := range objects {
 		o := &objects[i]
 		d := j.decode(o)
 		seen[o.Stored.GetUID()] = d
-		at[o.id()] = i
+		at[o.ref()] = i
 		out[i].Errors, out[i].Warnings = slices.Clone(d.found.Errors), slices.Clone(d.found.Warnings)
 		if d.object != nil {
 			out[i].Dialect = adminnetworkpolicy.DialectOf(d.object)
@@ -114,16 +114,15 @@ func (j *Judge) Judge(objects []Object, world *inventory.Snapshot) []Verdict {
 		}
 	}
 	j.decoded = seen
-	r := assess.Run(j.Options, good, world)
-	mixed := false
-	for id, l := range r.Objects {
-		i, ok := at[id]
+	r := assess.Run(j.Options, good, world, nil)
+	mixed := slices.ContainsFunc(r.Findings.Errors, func(d diag.Diagnostic) bool { return d.Code == diag.MixedDialects })
+	for ref, l := range r.ByObject() {
+		i, ok := at[ref]
 		if !ok {
 			continue
 		}
 		out[i].Errors = append(out[i].Errors, l.Errors...)
 		out[i].Warnings = append(out[i].Warnings, l.Warnings...)
-		mixed = mixed || slices.ContainsFunc(l.Errors, func(d diag.Diagnostic) bool { return d.Code == diag.MixedDialects })
 	}
 	for i := range out {
 		out[i].Mixed = mixed && out[i].Dialect != ""
@@ -133,11 +132,8 @@ func (j *Judge) Judge(objects []Object, world *inventory.Snapshot) []Verdict {
 		limit = DefaultMaxOverrideRules
 	}
 	if n := len(r.Set.Rules); n > 0 && n <= limit {
-		for _, d := range lint.Overridden(r.Good, &r.Set, world).Warnings {
-			// The check is about NetworkPolicies only, and those are of one group.
-			namespace, name, _ := strings.Cut(strings.TrimPrefix(d.Object, "NetworkPolicy "), "/")
-			id := assess.ID{Group: "networking.k8s.io", Kind: "NetworkPolicy", Namespace: namespace, Name: name}
-			if i, ok := at[id]; ok {
+		for _, d := range lint.Overridden(r.Objects, &r.Set, world).Warnings {
+			if i, ok := at[d.Object]; ok {
 				out[i].Overridden = append(out[i].Overridden, d)
 			}
 		}

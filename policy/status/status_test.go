@@ -396,3 +396,36 @@ func BenchmarkLook(b *testing.B) {
 		}
 	})
 }
+
+// X-67, X-04: each object has its own verdict and conditions, whatever objects of
+// its kind and name another API has.
+func TestTwoAPIsOneName(t *testing.T) {
+	np := "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny, namespace: x}, spec: {podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}}"
+	annp := `{apiVersion: crd.antrea.io/v1beta1, kind: NetworkPolicy, metadata: {name: deny, namespace: x},
+  spec: {tier: missing, priority: 1, appliedTo: [{podSelector: {}}], ingress: [{action: Drop, from: [{podSelector: {}}]}]}}`
+	kepCNP := `{apiVersion: netpol.networking.k8s.io/v1alpha1, kind: ClusterNetworkPolicy, metadata: {name: same},
+  spec: {appliedTo: {namespaceSelector: {}}, ingress: [{action: Deny, from: [{namespaces: {scope: Self}}]}]}}`
+	cnp := `{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: same},
+  spec: {tier: Admin, priority: 5, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}]}]}}`
+	for _, order := range [][]string{
+		{np, annp, kepCNP, cnp, acnp("same", "missing", "Drop", 5)}, {acnp("same", "missing", "Drop", 5), cnp, kepCNP, annp, np},
+	} {
+		s := newServer(t, order...)
+		var j Judge
+		verdicts := j.Judge(s.Objects(), s.world)
+		for i, o := range s.objects {
+			antrea := o.Resource.Group == antreaGroup
+			if n := len(verdicts[i].Errors); (n == 1) != antrea || n > 1 {
+				t.Errorf("%s has errors %v", o.Resource, verdicts[i].Errors)
+			}
+			for _, d := range verdicts[i].Errors {
+				if !strings.Contains(d.String(), "("+antreaGroup+")") {
+					t.Errorf("%q does not name the group", d)
+				}
+			}
+			if kubernetes := o.Resource.Group == "networking.k8s.io"; (len(verdicts[i].Overridden) > 0) != kubernetes {
+				t.Errorf("%s is overridden: %v", o.Resource, verdicts[i].Overridden)
+			}
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/controller"
 	"github.com/tierwall/tierwall/policy/enforcement"
 )
@@ -98,7 +99,7 @@ func (c *cluster) enforced(st controller.Status) enforcement.Report {
 		}
 		if len(f.Errors) > 0 {
 			d := f.Errors[0]
-			d.Object = "" // the report names it
+			d.Object = api.Ref{} // the report names it
 			o.Message = d.String()
 		}
 		r.Refused = append(r.Refused, o)

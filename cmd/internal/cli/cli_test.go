@@ -64,7 +64,7 @@ func TestStyle(t *testing.T) {
 
 func TestWriteFindings(t *testing.T) {
 	l := diag.List{
-		Errors:   []diag.Diagnostic{{File: "a.yaml:3", Object: "NetworkPolicy x/y", Path: "spec.foo", Message: `unknown field "foo"`, Hint: "write <bar> & co"}},
+		Errors:   []diag.Diagnostic{{File: "a.yaml:3", Object: api.Ref{Kind: "NetworkPolicy", Namespace: "x", Name: "y"}, Path: "spec.foo", Message: `unknown field "foo"`, Hint: "write <bar> & co"}},
 		Warnings: []diag.Diagnostic{{Message: "odd"}},
 	}
 	var text, js bytes.Buffer

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/assess"
 	"github.com/tierwall/tierwall/policy/decode"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
@@ -53,26 +53,23 @@ func fromCluster(opt lower.Options, node string, objs []*api.Object, snap *inven
 	return in, in.compile(node)
 }
 
-// isolate lowers the objects, leaving out those that cannot be: one that is wrong
-// by itself does not take the others with it. What is wrong with several together
-// stays an error, and there is no set.
+// isolate lowers the objects and leaves out those with errors, as daemons do that
+// have no older version of them. What several do wrong together stays an error, and
+// there is no set.
 func (in *Input) isolate(opt lower.Options) {
-	objs := in.Objects
-	for {
-		set, found := opt.Build(objs, in.Snapshot)
-		rest := slices.DeleteFunc(slices.Clone(objs), func(o *api.Object) bool {
-			return slices.ContainsFunc(found.Errors, func(d diag.Diagnostic) bool { return d.Object == o.Ref() })
-		})
-		if len(found.Errors) == 0 || len(rest) == len(objs) {
-			in.Objects, in.Set = objs, set
-			in.unfit = len(found.Errors) > 0
-			in.Findings.Add(found)
-			return
-		}
-		objs = rest
-		in.Findings.Errors = append(in.Findings.Errors, found.Errors...)
+	r := assess.Run(opt, in.Objects, in.Snapshot, nil)
+	in.read, in.refused = in.Objects, map[api.Ref]bool{}
+	for i := range r.Refused {
+		in.refused[r.Refused[i].Object.Ref()] = true
+		in.Findings.Errors = append(in.Findings.Errors, r.Refused[i].Errors...)
 	}
+	in.take(r)
+	in.Findings.Add(r.Findings)
+	in.unfit = len(r.Findings.Errors) > 0
 }
+
+// take makes the objects in use and their rules those of the input.
+func (in *Input) take(r assess.Result) { in.Objects, in.Set = r.Objects, r.Set }
 
 // ReadFiles reads files and directories, or "-", that belong to a world elsewhere.
 // Objects that name no namespace get the one given ("" means default), as kubectl
@@ -122,36 +119,43 @@ func (in *Input) Alone(opt lower.Options) error {
 
 // WithFiles puts the policies of files into a live world, in the place of those
 // of the same names: what applying them would make of the cluster. Findings are
-// those about the files; what the cluster had before is not repeated.
+// those about the files, errors on other policies that the files cause, and what
+// several policies do wrong together; what the cluster had before is not repeated.
 func (in *Input) WithFiles(files *Input, opt lower.Options) (*Input, error) {
-	type id struct{ group, kind, namespace, name string }
-	of := func(o *api.Object) id { return id{o.Kind.Group, o.Kind.Kind, o.Namespace, o.Name} }
-	replaced, refs := map[id]bool{}, map[string]bool{}
+	written := map[api.Ref]bool{}
 	for _, o := range files.Objects {
-		replaced[of(o)], refs[o.Ref()] = true, true
+		written[o.Ref()] = true
 	}
-	out := &Input{Snapshot: in.Snapshot, Gaps: in.Gaps, Live: true, Findings: files.Findings, files: len(files.Objects)}
-	for _, o := range in.Objects {
-		if !replaced[of(o)] {
-			out.Objects = append(out.Objects, o)
+	var objs []*api.Object
+	for _, o := range in.read {
+		if !written[o.Ref()] {
+			objs = append(objs, o)
 		}
 	}
-	out.Objects = append(out.Objects, files.Objects...)
-	set, found := opt.Build(out.Objects, out.Snapshot)
-	out.Set = set
-	about := func(d diag.Diagnostic) bool { return d.File != "" || d.Object == "" || refs[d.Object] }
-	for _, d := range found.Errors {
+	objs = append(objs, files.Objects...)
+	out := &Input{Snapshot: in.Snapshot, Gaps: in.Gaps, Live: true, Findings: files.Findings, files: len(files.Objects)}
+	about := func(d diag.Diagnostic) bool {
+		return d.File != "" || d.Object.IsZero() || d.Together || written[d.Object]
+	}
+	r := assess.Run(opt, objs, out.Snapshot, nil)
+	for i := range r.Refused {
+		if ref := r.Refused[i].Object.Ref(); written[ref] || !in.refused[ref] {
+			out.Findings.Errors = append(out.Findings.Errors, r.Refused[i].Errors...)
+		}
+	}
+	for _, d := range r.Findings.Errors {
 		if about(d) {
 			out.Findings.Errors = append(out.Findings.Errors, d)
 		}
 	}
-	for _, d := range found.Warnings {
+	for _, d := range r.Findings.Warnings {
 		if about(d) {
 			out.Findings.Warnings = append(out.Findings.Warnings, d)
 		}
 	}
+	out.take(r)
 	out.only = about
-	out.unfit = len(out.Findings.Errors) > 0
+	out.unfit = len(out.Findings.Errors)+len(r.Findings.Errors) > 0
 	out.Findings.Sort()
 	return out, out.compile("")
 }

@@ -31,9 +31,11 @@ type Input struct {
 	Live bool
 	Gaps []Gap
 
-	unfit bool                       // Set does not hold: there are errors about all of it
-	files int                        // WithFiles: policies that are the files'
-	only  func(diag.Diagnostic) bool // WithFiles: the findings to show; nil = all
+	unfit   bool                       // Set does not hold: there are errors about all of it
+	read    []*api.Object              // Live: Objects and those left out
+	refused map[api.Ref]bool           // Live: those left out
+	files   int                        // WithFiles: policies that are the files'
+	only    func(diag.Diagnostic) bool // WithFiles: the findings to show; nil = all
 }
 
 // Load reads a directory, a file or "-" (stdin; nil is os.Stdin) exactly as the daemon

@@ -65,18 +65,16 @@ func (p *Policy) Cells() []string {
 	return []string{name, applied, strconv.Itoa(p.Rules), p.Source, tier, priority}
 }
 
-type id struct{ group, kind, namespace, name string }
-
 // Policies lists the policies among objs in the order they are evaluated in.
 // set is what they lowered to. Groups and tiers are no policies.
 func Policies(objs []*api.Object, set *rule.Set) []Policy {
-	index := map[id]int{}
+	index := map[api.Ref]int{}
 	out := []Policy{}
 	for _, o := range objs {
 		if !strings.HasSuffix(o.Kind.Kind, "NetworkPolicy") {
 			continue
 		}
-		index[id{o.Kind.Group, o.Kind.Kind, o.Namespace, o.Name}] = len(out)
+		index[o.Ref()] = len(out)
 		out = append(out, Policy{
 			Name: o.Name, UID: o.UID, Kind: o.Kind.Kind, Group: o.Kind.Group, Namespace: o.Namespace,
 			Source: source(o), Rules: written(o), Priority: priority(o), Dialect: o.Kind.Dialect,
@@ -84,7 +82,7 @@ func Policies(objs []*api.Object, set *rule.Set) []Policy {
 		})
 	}
 	add := func(o *rule.Origin, order rule.Order, subject *rule.Selector, stage rule.Stage) {
-		i, ok := index[id{o.Group, o.Kind, o.Namespace, o.Name}]
+		i, ok := index[api.RefOf(o)]
 		if !ok {
 			return
 		}

@@ -27,6 +27,7 @@ import (
 	"github.com/tierwall/tierwall/dataplane/audit"
 	"github.com/tierwall/tierwall/dataplane/dns"
 	"github.com/tierwall/tierwall/dataplane/packet"
+	"github.com/tierwall/tierwall/policy/assess"
 	"github.com/tierwall/tierwall/policy/controller"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/source/kube"
@@ -100,7 +101,7 @@ func newFake() *fake {
 			Generation: n(), Objects: int(n()), Rules: int(n()), Isolations: int(n()), Pods: int(n()),
 			LastAttempt: time.Unix(1767323045, 500e6), LastSuccess: time.Unix(1767323040, 0),
 			Findings: diag.List{Errors: make([]diag.Diagnostic, 2), Warnings: make([]diag.Diagnostic, 3)},
-			Refused:  make([]controller.Refused, 4),
+			Refused:  make([]assess.Refused, 4),
 		},
 		source: kube.Status{Synced: true, Resources: []kube.ResourceStatus{
 			{Resource: "networkpolicies.networking.k8s.io", Objects: 9001, Requests: 9002, Lists: 9003, Events: 9004, Errors: 9005, LastContact: time.Unix(1767323050, 250e6)},
@@ -322,6 +323,25 @@ func TestBounded(t *testing.T) {
 	for labels, n := range first {
 		if second[labels] < n {
 			t.Errorf("%s went from %d to %d", labels, n, second[labels])
+		}
+	}
+}
+
+// X-67, X-04: policies of one kind and name in two APIs are counted apart.
+func TestTwoAPIsOneName(t *testing.T) {
+	kubernetes, antrea := hit("NetworkPolicy", "x", "deny", 0, "", audit.Drop, 3), hit("NetworkPolicy", "x", "deny", 0, "", audit.Drop, 5)
+	antrea.Policy.Group, antrea.Band = "crd.antrea.io", "networkpolicy"
+	f := newFake()
+	f.hits = []audit.Hit{kubernetes, antrea}
+	c := NewCollector(Config{Engine: f, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status }})
+	_, text := page(t, own(c), "/")
+	for label, packets := range map[string]string{"networkpolicy.networking.k8s.io/x/deny": "3", "networkpolicy.crd.antrea.io/x/deny": "5"} {
+		for _, name := range []string{"tierwall_audited_verdicts_total", "tierwall_rule_hits_total"} {
+			if !slices.ContainsFunc(strings.Split(text, "\n"), func(line string) bool {
+				return strings.HasPrefix(line, name+"{") && strings.Contains(line, `"`+label+`"`) && strings.HasSuffix(line, "} "+packets)
+			}) {
+				t.Errorf("no %s of %s with %s packets:\n%s", name, label, packets, text)
+			}
 		}
 	}
 }

@@ -160,7 +160,7 @@ func fixtures(t *testing.T, f func(where string, s *server, o *api.Object, good 
 					mine := slices.ContainsFunc(d.Kinds(), func(k api.Kind) bool { return k.GVK() == o.Kind.GVK() })
 					return mine && len(d.Validate(o).Errors) == 0
 				})
-				f(filepath.Base(file)+" "+o.Ref(), s, o, good)
+				f(filepath.Base(file)+" "+o.Ref().String(), s, o, good)
 			}
 		}
 	}

@@ -351,7 +351,7 @@ func TestConflictSearchIsBounded(t *testing.T) {
 	objs, inv := many(2000, own, nobody)
 	policySpec(objs[1999]).AppliedTo[0].PodSelector = labels("app", "0") // the only pair with a common pod
 	_, found := antrea.Dialect{}.Lower(objs, inv)
-	if len(found.Errors) > 0 || len(found.Warnings) != 1 || !strings.Contains(found.Warnings[0].Message, "p1999 has the same tier") {
+	if len(found.Errors) > 0 || len(found.Warnings) != 1 || !strings.Contains(found.Warnings[0].Message, "p1999 (crd.antrea.io) has the same tier") {
 		t.Errorf("2000 disjoint policies and a conflict: got %v", found)
 	}
 	all := func(int) *metav1.LabelSelector { return &metav1.LabelSelector{} }

@@ -55,7 +55,7 @@ func (Dialect) Lower(objs []*api.Object, inv *inventory.Snapshot) (rule.Set, dia
 		logged[ns.Name] = strings.EqualFold(v, "true")
 		if !logged[ns.Name] && !strings.EqualFold(v, "false") {
 			findings.Warnings = append(findings.Warnings, diag.Diagnostic{
-				File: ns.File, Object: "Namespace " + ns.Name,
+				File: ns.File, Object: api.Ref{Kind: "Namespace", Name: ns.Name},
 				Path:    "metadata.annotations[\"" + NamespaceLogging + "\"]",
 				Message: "neither \"true\" nor \"false\": logging stays off",
 			})

@@ -209,7 +209,7 @@ func lookUp(d discovery.DiscoveryInterface, kinds []api.Kind, may func(group str
 		done[gk] = true
 		if r.Namespaced != k.Namespaced {
 			out.unserved = append(out.unserved, diag.Diagnostic{
-				Object: k.Kind, Message: fmt.Sprintf("the API server has %s with another scope than the API's documents say: it is not enforced", k.GVK()),
+				Object: api.Ref{Group: k.Group, Kind: k.Kind}, Message: fmt.Sprintf("the API server has %s with another scope than the API's documents say: it is not enforced", k.GVK()),
 				Hint: "install the definition that comes with this version",
 			})
 			continue
@@ -228,7 +228,7 @@ func lookUp(d discovery.DiscoveryInterface, kinds []api.Kind, may func(group str
 		}
 		slices.Sort(versions)
 		out.unserved = append(out.unserved, diag.Diagnostic{
-			Object:  gk.kind,
+			Object:  api.Ref{Group: gk.group, Kind: gk.kind},
 			Message: fmt.Sprintf("the API server has %s of %s only in versions this version does not enforce: %s", gk.kind, gk.group, strings.Join(versions, ", ")),
 			Hint:    "serve " + kinds[i].GVK(),
 		})

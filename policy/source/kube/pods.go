@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
@@ -203,7 +204,7 @@ func (s *pods) findings() diag.List {
 		for _, a := range s.losers[n].pod.IPs {
 			if c, ok := s.owners[a]; ok && c.name != n {
 				l.Warnings = append(l.Warnings, diag.Diagnostic{
-					Object: "Pod " + n.namespace + "/" + n.name, Path: "status.podIPs",
+					Object: api.Ref{Kind: "Pod", Namespace: n.namespace, Name: n.name}, Path: "status.podIPs",
 					Message: fmt.Sprintf("address %s is also that of pod %s/%s, which is taken to have it", a, c.name.namespace, c.name.name),
 				})
 			}

@@ -121,7 +121,7 @@ func (r *rig) load(what string, ok func(objs []*api.Object, snap *inventory.Snap
 func names(objs []*api.Object) string {
 	var out []string
 	for _, o := range objs {
-		n := o.Ref()
+		n := o.Ref().String()
 		if o.Value == nil {
 			n += "!"
 		}
@@ -205,7 +205,7 @@ func TestUnknownFieldIsRefused(t *testing.T) {
 	r.api.apply(t, strings.ReplaceAll(strings.Replace(policy, "deny", "bad", 1), "podSelector: {}", "podSelector: {matchlabels: {a: b}}"))
 	objs := r.wantObjects("a bad one", "NetworkPolicy x/bad!, NetworkPolicy x/deny")
 	d := objs[0].Problems[0]
-	if len(objs[0].Problems) != 1 || d.Object != "NetworkPolicy x/bad" || d.Path != "spec.podSelector.matchlabels" || !strings.Contains(d.Hint, "matchLabels") {
+	if len(objs[0].Problems) != 1 || d.Object != objs[0].Ref() || d.Object.String() != "NetworkPolicy x/bad" || d.Path != "spec.podSelector.matchlabels" || !strings.Contains(d.Hint, "matchLabels") {
 		t.Errorf("%+v", objs[0].Problems)
 	}
 }
@@ -217,7 +217,7 @@ func TestPolicyAPIsComeAndGo(t *testing.T) {
 	for range 2 {
 		r.api.serve(t, cnp, true)
 		r.api.apply(t, clusterPolicy)
-		r.wantObjects("installed", "ClusterNetworkPolicy c, NetworkPolicy x/deny")
+		r.wantObjects("installed", "ClusterNetworkPolicy c (policy.networking.k8s.io), NetworkPolicy x/deny")
 		if got := r.ResourceOf(api.Kind{Group: "policy.networking.k8s.io", Kind: "ClusterNetworkPolicy"}); got != "clusternetworkpolicies.policy.networking.k8s.io" {
 			t.Errorf("resource %q", got)
 		}
@@ -241,7 +241,7 @@ func TestVersions(t *testing.T) {
 			s.apply(t, "apiVersion: crd.antrea.io/"+v+"\nkind: NetworkPolicy\nmetadata: {name: a, namespace: x}\nspec: {priority: 1, appliedTo: [{podSelector: {}}]}")
 		}
 	})
-	objs := r.wantObjects("start", "NetworkPolicy x/a")
+	objs := r.wantObjects("start", "NetworkPolicy x/a (crd.antrea.io)")
 	if objs[0].Kind.Version != "v1beta1" {
 		t.Errorf("read in %s", objs[0].Kind.Version)
 	}
@@ -405,6 +405,36 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
+// X-67, X-04: policies of one kind and name in two APIs are two objects, also in the
+// snapshot, and what is wrong with one is not said of the other.
+func TestTwoAPIsOneName(t *testing.T) {
+	const antrea = `
+apiVersion: crd.antrea.io/v1beta1
+kind: NetworkPolicy
+metadata: {name: deny, namespace: x}
+spec: {priority: 1, appliedTo: [{podSelector: {}}]}
+`
+	file := filepath.Join(t.TempDir(), "snapshot")
+	with := func(c *kube.Config, s *apiserver) {
+		c.Snapshot, c.SnapshotWait = file, 50*time.Millisecond
+		s.serve(t, "crd.antrea.io/v1beta1/networkpolicies", true)
+		s.apply(t, policy)
+	}
+	const both = "NetworkPolicy x/deny (crd.antrea.io), NetworkPolicy x/deny"
+	r := newRig(t, func(c *kube.Config, s *apiserver) { with(c, s); s.apply(t, antrea) })
+	objs := r.wantObjects("both", both)
+	_, snap, _ := r.Load(t.Context())
+	r.InForce(objs, inventory.ViewOf(snap))
+	until(t, "a snapshot", func() bool { _, err := os.Stat(file); return err == nil })
+	down := newRig(t, func(c *kube.Config, s *apiserver) { with(c, s); s.setDown(true) })
+	down.wantObjects("from disk", both)
+	r.api.apply(t, strings.Replace(antrea, "appliedTo", "appliedto", 1))
+	objs = r.wantObjects("one is unreadable", "NetworkPolicy x/deny (crd.antrea.io)!, NetworkPolicy x/deny")
+	if p := objs[0].Problems; len(p) != 1 || p[0].Object != objs[0].Ref() || p[0].Object == objs[1].Ref() {
+		t.Errorf("problems %+v", p)
+	}
+}
+
 func TestRead(t *testing.T) {
 	s := newAPIServer(t)
 	s.apply(t, cluster)
@@ -414,7 +444,7 @@ func TestRead(t *testing.T) {
 	s.apply(t, strings.ReplaceAll(strings.Replace(policy, "deny", "bad", 1), "podSelector", "podselector"))
 	config := &rest.Config{Host: s.URL}
 	objs, snap, found, missing, err := kube.Read(t.Context(), config, kube.ReadOptions{})
-	if err != nil || len(missing) != 0 || names(objs) != "ClusterNetworkPolicy c, NetworkPolicy x/deny" ||
+	if err != nil || len(missing) != 0 || names(objs) != "ClusterNetworkPolicy c (policy.networking.k8s.io), NetworkPolicy x/deny" ||
 		len(snap.Pods) != 1 || len(found.Errors) != 1 || found.Errors[0].Path != "spec.podselector" {
 		t.Errorf("%s, %+v, %+v, %v, %v", names(objs), snap, found, missing, err)
 	}
