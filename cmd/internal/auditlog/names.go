@@ -6,14 +6,13 @@ import (
 	"strings"
 
 	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/policy/api"
 )
 
-// PolicyName names a policy for people: "NetworkPolicy shop/db".
+// PolicyName names a policy for people: "NetworkPolicy shop/db". Two policies never
+// have one name.
 func PolicyName(p *audit.Policy) string {
-	if p.Namespace == "" {
-		return p.Kind + " " + p.Name
-	}
-	return p.Kind + " " + p.Namespace + "/" + p.Name
+	return api.Ref{Group: p.Group, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}.String()
 }
 
 // ruleName is a rule's name, or its place: "ingress[0]".

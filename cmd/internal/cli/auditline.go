@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/policy/api"
 )
 
 // AuditLine renders an audit record for people, on one line without a newline:
@@ -74,11 +75,7 @@ func auditPolicy(r *audit.Record) string {
 	if r.Policy == nil {
 		return ""
 	}
-	name := r.Policy.Name
-	if r.Policy.Namespace != "" {
-		name = r.Policy.Namespace + "/" + name
-	}
-	name = r.Policy.Kind + " " + name
+	name := api.Ref{Group: r.Policy.Group, Kind: r.Policy.Kind, Namespace: r.Policy.Namespace, Name: r.Policy.Name}.String()
 	switch {
 	case r.Rule == nil && len(r.Isolations) > 1:
 		return fmt.Sprintf("%s and %d more", name, len(r.Isolations)-1)

@@ -91,7 +91,7 @@ func readAudit(ctx context.Context, path string) (AuditSummary, error) {
 		sum.Records++
 		k := place{verdict: rec.Verdict + rec.Kind + rec.Reason, direction: rec.Direction}
 		if rec.Policy != nil {
-			k.policy = rec.Policy.Kind + "/" + rec.Policy.Namespace + "/" + rec.Policy.Name
+			k.policy = rec.Policy.Group + "/" + rec.Policy.Kind + "/" + rec.Policy.Namespace + "/" + rec.Policy.Name
 		}
 		if rec.Rule != nil {
 			k.rule = fmt.Sprintf("%s[%d]", rec.Rule.Name, rec.Rule.Index)
