@@ -64,12 +64,24 @@ type Checker struct {
 type baseline struct {
 	version uint64
 	errors  map[wrong]bool
+	mixed   bool // dialects that exclude each other
 }
 
 // wrong is an error on an object, to compare before and after.
 type wrong struct {
 	object        api.Ref
 	path, message string
+}
+
+// worsens reports whether an error was not there before a request. One that several
+// objects cause together names the first of them, which is another one when that
+// one changes: to delete objects never causes such an error, and a mixture of
+// dialects that was there is no news. So users can mend it one object at a time.
+func (b *baseline) worsens(d *diag.Diagnostic, deletes bool) bool {
+	if d.Together && (deletes || b.mixed && d.Code == diag.MixedDialects) {
+		return false
+	}
+	return !b.errors[wrong{d.Object, d.Path, d.Message}]
 }
 
 var policyGroups = func() map[string]bool {
@@ -201,7 +213,7 @@ func (c *Checker) compare(w *World, req *admissionv1.AdmissionRequest, o *api.Ob
 		var worse []diag.Diagnostic
 		for _, l := range found {
 			for i := range l.Errors {
-				if !before.errors[wrong{l.Errors[i].Object, l.Errors[i].Path, l.Errors[i].Message}] {
+				if before.worsens(&l.Errors[i], o == nil) {
 					worse = append(worse, l.Errors[i])
 				}
 			}
@@ -240,6 +252,7 @@ func (c *Checker) baseline(w *World, group string) baseline {
 	for _, l := range r.ByObject() {
 		for _, e := range l.Errors {
 			b.errors[wrong{e.Object, e.Path, e.Message}] = true
+			b.mixed = b.mixed || e.Code == diag.MixedDialects
 		}
 	}
 	if c.before == nil {

@@ -269,3 +269,23 @@ func TestTwoAPIsOneName(t *testing.T) {
 		t.Errorf("denied with %+v, want %q", a.Result, want)
 	}
 }
+
+// whoever mends what several objects do wrong together can begin with any of
+// them.
+func TestMixtureCanBeMended(t *testing.T) {
+	second := func(text, name string) string { return strings.Replace(text, "name: "+name, "name: z-"+name, 1) }
+	mixed := []string{kep, second(kep, "kep"), released, second(released, "released"), tier("a", 10), tier("b", 10), tier("c", 10)}
+	w := &admission.World{Version: 1, Objects: decoded(t, mixed...), Inventory: &inventory.Snapshot{}}
+	checker := &admission.Checker{View: func() *admission.World { return w }, Wait: -1}
+	for _, text := range mixed {
+		if a := checker.Review(context.Background(), request(t, admissionv1.Delete, "", text)); !a.Allowed {
+			t.Errorf("%s\ncannot go: %s", text, a.Result.Message)
+		}
+	}
+	// More of the same is refused all the same.
+	for _, text := range []string{tier("0", 10), tier("d", 10)} {
+		if a := checker.Review(context.Background(), request(t, admissionv1.Create, text, "")); a.Allowed {
+			t.Errorf("%s\nis allowed", text)
+		}
+	}
+}
