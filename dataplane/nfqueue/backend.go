@@ -88,7 +88,7 @@ func New(c Config) (*Backend, error) {
 	}
 	f := b.fw.features
 	c.Logger.Info("nfqueue backend ready", "queues", c.Queues, "firstQueue", c.QueueNum, "queueExpression", f.queueExpr, "fibExpression", f.fib,
-		"rejectExpression", f.reject, "antiSpoofing", f.back && !c.AllowSpoofing, "failOpen", c.FailOpen)
+		"rejectExpression", f.reject, "antiSpoofing", (f.back || f.backEarly) && !c.AllowSpoofing, "failOpen", c.FailOpen)
 	return b, nil
 }
 
@@ -96,9 +96,6 @@ func New(c Config) (*Backend, error) {
 // to queues nobody serves.
 func (b *Backend) open() (err error) {
 	if b.ns, err = homeNamespace(); err != nil {
-		return err
-	}
-	if b.losses, err = openLosses(b.config); err != nil {
 		return err
 	}
 	if b.routes, err = netlink.NewHandleAt(b.ns, unix.NETLINK_ROUTE); err != nil {
@@ -111,6 +108,9 @@ func (b *Backend) open() (err error) {
 		return err
 	}
 	if b.fw, err = openFirewall(b.config, nsFD(b.ns)); err != nil {
+		return err
+	}
+	if b.losses, err = openLosses(b.config); err != nil {
 		return err
 	}
 	// Before touching anything: another tierwall may be at work here.

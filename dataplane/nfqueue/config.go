@@ -71,6 +71,8 @@ type Config struct {
 	FormerMark uint32
 	// Logger; nil discards.
 	Logger *slog.Logger
+
+	pretend func(*features) // in tests: that the kernel has less
 }
 
 // MaxQueues bounds Config.Queues.

@@ -23,6 +23,7 @@ type firewall struct {
 	conn     *nftables.Conn
 	nl       *netlink.Conn // of conn
 	port     uint32        // of conn: who changed something
+	nsFD     int           // of conn
 	config   Config
 	features features
 	table    *nftables.Table
@@ -122,7 +123,7 @@ func openFirewall(c Config, nsFD int) (*firewall, error) {
 
 // connectFirewall only connects.
 func connectFirewall(c Config, nsFD int) (*firewall, error) {
-	f := &firewall{config: c, table: tableRef(), pods: noPods(), counted: map[string]uint64{}}
+	f := &firewall{config: c, nsFD: nsFD, table: tableRef(), pods: noPods(), counted: map[string]uint64{}}
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(nsFD),
 		// A transaction is one message to the kernel, with one answer per part:
 		// a full restore of a large node must fit both ways.
@@ -158,34 +159,6 @@ func tableRef() *nftables.Table {
 }
 
 func (f *firewall) close() error { return f.conn.CloseLasting() }
-
-// probe tries expressions in transactions that remove what they add.
-func (f *firewall) probe() error {
-	try := func(exprs []expr.Any) error {
-		t := f.conn.AddTable(&nftables.Table{Name: TableName + "-probe", Family: nftables.TableFamilyINet})
-		// A hook, because some expressions want to know where they are.
-		ch := f.conn.AddChain(&nftables.Chain{Name: "probe", Table: t, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
-		f.conn.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: exprs})
-		f.conn.DelTable(t)
-		return f.conn.Flush()
-	}
-	if err := try(ctMarkHas(f.config.Marks.Accept)); err != nil {
-		return fmt.Errorf("nf_tables with connection marks is not usable here: %w", err)
-	}
-	native := try(queue(f.config, features{queueExpr: true}))
-	f.features.queueExpr = native == nil
-	if native != nil {
-		if err := try(queue(f.config, features{})); err != nil {
-			return fmt.Errorf("the kernel can queue packets to userspace neither with the nft queue expression (%w) nor with the xtables NFQUEUE target: %w", native, err)
-		}
-	}
-	f.features.fib = try(sourceIsLocal()) == nil
-	f.features.back = try(noWayBack()) == nil
-	f.features.reject = try(reject(unix.NFT_REJECT_TCP_RST, 0)) == nil
-	f.features.zones = try(ctZoned()) == nil
-	f.features.priority = kernelAtLeast(5, 18)
-	return nil
-}
 
 // gate prepares for binding queues. If an earlier run left a table, traffic is
 // flowing into the queues already, and it would come between the messages that
@@ -258,7 +231,7 @@ func (f *firewall) create(p pods) error {
 		f.conn.AddObj(&nftables.CounterObj{Table: t, Name: name, Packets: f.counted[name]})
 	}
 	addChains(f.conn, t, ruleset(f.config, f.features))
-	if err := f.conn.Flush(); err != nil {
+	if err := once(f.conn.Flush()); err != nil {
 		return err
 	}
 	return f.addServiceRules()
@@ -456,9 +429,11 @@ func (f *firewall) counters() (map[string]uint64, error) {
 	return f.counted, nil
 }
 
-// remove deletes our table; no table is no error.
+// remove deletes our tables; no table is no error.
 func (f *firewall) remove() error {
 	f.conn.DelTable(f.conn.AddTable(tableRef()))
+	f.conn.DelTable(f.conn.AddTable(&nftables.Table{Name: probeTable, Family: nftables.TableFamilyINet}))
+	f.conn.DelTable(f.conn.AddTable(&nftables.Table{Name: probeTable, Family: nftables.TableFamilyIPv4}))
 	if err := f.conn.Flush(); err != nil {
 		return fmt.Errorf("remove table inet %s: %w", TableName, err)
 	}

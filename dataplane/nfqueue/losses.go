@@ -15,11 +15,12 @@ type queueLosses struct {
 	first, last uint16
 }
 
-// openLosses runs on a locked thread inside the namespace.
+// openLosses runs on a locked thread inside the namespace. The file is there once the
+// module is: see startQueueing.
 func openLosses(c Config) (*queueLosses, error) {
 	f, err := os.Open("/proc/thread-self/net/netfilter/nfnetlink_queue")
 	if err != nil {
-		return nil, fmt.Errorf("the kernel has no nfnetlink_queue: %w", err)
+		return nil, fmt.Errorf("read how many packets queues lose: %w", err)
 	}
 	return &queueLosses{f, c.QueueNum, c.QueueNum + uint16(c.Queues-1)}, nil
 }

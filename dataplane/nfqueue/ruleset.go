@@ -35,6 +35,7 @@ const (
 // a packet somebody else drops never costs an upcall or an audit record, and
 // save a verdict of the output hook right behind.
 const (
+	priorityEarly nftables.ChainPriority = -90 // NF_IP_PRI_NAT_DST is -100
 	priorityJudge nftables.ChainPriority = 10
 	prioritySave  nftables.ChainPriority = 20
 )
@@ -44,7 +45,8 @@ type features struct {
 	queueExpr bool // native nft "queue", else xtables NFQUEUE
 	fib       bool // "fib saddr type local", else the output hook asks userspace
 	reject    bool // nft "reject": the kernel tells the sender, else nobody does
-	back      bool // "fib saddr . iif": finds out who may have sent a packet
+	back      bool // "fib saddr . iif" where packets are judged (Linux 5.19): finds out who may have sent one
+	backEarly bool // the same, before routing only
 	zones     bool // nft "ct zone": without it there are no zones
 	priority  bool // the queue tells a packet's priority, see services.go
 	// gate drops what would be queued. It holds traffic off while queues are
@@ -145,6 +147,9 @@ func ruleset(c Config, f features) []chain {
 			}},
 		)
 	}
+	if f.backEarly && !c.AllowSpoofing {
+		chains = append(chains, early(c)...)
+	}
 	perFamily := func(name string) []ruleSpec {
 		return []ruleSpec{
 			{"IPv4", join(protocolIs(unix.NFPROTO_IPV4), gotoChain(name+ipv4.suffix))},
@@ -187,6 +192,31 @@ func arrived(c Config, f features) (rules []ruleSpec) {
 		}
 	}
 	return append(rules, ruleSpec{"ask", gotoChain(chainJudge)})
+}
+
+// early looks for what arrived does not find where the kernel takes "fib saddr . iif"
+// before routing only: packets that are going to be judged and have the address of one
+// of this node's pods on another way than back to that pod.
+func early(c Config) (chains []chain) {
+	for _, v := range []family{ipv4, ipv6} {
+		chains = append(chains, chain{name: "early" + v.suffix, rules: []ruleSpec{
+			{"from elsewhere", join(v.load(src), v.notIn(setLocal), verdict(expr.VerdictReturn))},
+			{"back where it came from", join(wayBack(), verdict(expr.VerdictReturn))},
+			{"forged: a policed pod's address", join(v.load(src), v.in(setSelected), gotoChain("forged"))},
+			{"forged: the address of a local pod nobody knows", join(v.load(src), v.notIn(setFree), gotoChain("forged"))},
+			{"forged: a local pod's address, to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("forged"))},
+			{"forged: a local pod's address, to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("forged"))},
+		}})
+	}
+	chains = append([]chain{{name: "forged", rules: []ruleSpec{{"another's address", join(count(counterForged), verdict(expr.VerdictDrop))}}}}, chains...)
+	// Behind the translation of destinations: who is called shows.
+	return append(chains, chain{name: "early", hook: nftables.ChainHookPrerouting, priority: priorityEarly, rules: []ruleSpec{
+		{"accepted connection", join(ctMarkHas(c.Marks.Accept), verdict(expr.VerdictReturn))},
+		{"judged by the fast path", join(markHas(c.Marks.Accept|c.FastMark), verdict(expr.VerdictReturn))},
+		{"the node's own", join(loopback(), verdict(expr.VerdictReturn))},
+		{"IPv4", join(protocolIs(unix.NFPROTO_IPV4), gotoChain("early"+ipv4.suffix))},
+		{"IPv6", gotoChain("early" + ipv6.suffix)},
+	}})
 }
 
 // judgeRules prepare a packet for userspace.
@@ -363,9 +393,13 @@ func protocolIs(nfproto byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1}, compare(expr.CmpOpEq, []byte{nfproto})}
 }
 
-// notLoopback matches packets that came from outside this host.
-func notLoopback() []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: reg1}, compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK))}
+// notLoopback matches packets that came from outside this host, loopback the others.
+func notLoopback() []expr.Any { return deviceType(expr.CmpOpNeq, unix.ARPHRD_LOOPBACK) }
+
+func loopback() []expr.Any { return deviceType(expr.CmpOpEq, unix.ARPHRD_LOOPBACK) }
+
+func deviceType(op expr.CmpOp, typ uint16) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: reg1}, compare(op, binary.NativeEndian.AppendUint16(nil, typ))}
 }
 
 // neighbourDiscovery matches what RFC 4861 §6.1 and §7.1 let a node accept: hop
@@ -389,12 +423,13 @@ func sourceIsLocal() []expr.Any {
 }
 
 // noWayBack matches packets whose sender is not reached by the device they came in
-// by.
-func noWayBack() []expr.Any {
-	return []expr.Any{
-		&expr.Fib{Register: reg1, FlagSADDR: true, FlagIIF: true, ResultOIF: true},
-		compare(expr.CmpOpEq, host32(0)),
-	}
+// by, wayBack the others.
+func noWayBack() []expr.Any { return fibBack(expr.CmpOpEq) }
+
+func wayBack() []expr.Any { return fibBack(expr.CmpOpNeq) }
+
+func fibBack(op expr.CmpOp) []expr.Any {
+	return []expr.Any{&expr.Fib{Register: reg1, FlagSADDR: true, FlagIIF: true, ResultOIF: true}, compare(op, host32(0))}
 }
 
 func count(name string) []expr.Any {

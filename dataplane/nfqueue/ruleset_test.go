@@ -29,6 +29,7 @@ func TestRulesetGolden(t *testing.T) {
 		"xtables-closed.txt":    {Config{Queues: 2}, features{fib: true, back: true, reject: true}},
 		"xtables-open.txt":      {Config{Queues: 1, FailOpen: true, AllowSpoofing: true}, features{fib: true, back: true, reject: true}},
 		"fast-path.txt":         {Config{Queues: 2, FastMark: 0x10}, features{fib: true, back: true, reject: true, zones: true}},
+		"early.txt":             {Config{Queues: 2, FastMark: 0x10}, features{queueExpr: true, fib: true, backEarly: true, reject: true, zones: true}},
 		"native-open-nofib.txt": {Config{Queues: 4, QueueNum: 100, FailOpen: true, Marks: Marks{0x1, 0x80000000}}, features{queueExpr: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -62,7 +63,7 @@ func golden(t *testing.T, name, got string) {
 // a rule that accepts must have asked for the accept bit, a source that is the
 // node, or neighbour discovery.
 func TestAcceptsAreGuarded(t *testing.T) {
-	for _, f := range []features{{}, {queueExpr: true}, {fib: true}, {queueExpr: true, fib: true}, {queueExpr: true, fib: true, reject: true}, {zones: true}} {
+	for _, f := range []features{{}, {queueExpr: true}, {fib: true}, {queueExpr: true, fib: true}, {queueExpr: true, fib: true, reject: true}, {zones: true}, {fib: true, backEarly: true}} {
 		c, _ := Config{}.complete()
 		if f.zones {
 			c.FastMark = 0x10
@@ -100,7 +101,7 @@ func renderRuleset(chains []chain) string {
 }
 
 func hookName(h nftables.ChainHook) string {
-	return map[nftables.ChainHook]string{unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward", unix.NF_INET_LOCAL_OUT: "output"}[h]
+	return map[nftables.ChainHook]string{unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward", unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_PRE_ROUTING: "prerouting"}[h]
 }
 
 func renderExprs(exprs []expr.Any) string {

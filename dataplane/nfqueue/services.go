@@ -115,17 +115,6 @@ func (t *tags) assign(services []classifier.ServicePort) (m map[serviceKey]uint3
 	return m, len(fresh) > left, left
 }
 
-// kernelAtLeast reports whether the kernel calls itself this version or a later one.
-func kernelAtLeast(major, minor int) bool {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return false
-	}
-	var a, b int
-	n, _ := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &a, &b)
-	return n == 2 && (a > major || a == major && b >= minor)
-}
-
 // regKey is the first of the 4-byte registers the map's key is put together in
 // (NFT_REG32_04).
 const regKey = 12

@@ -1,0 +1,194 @@
+package nfqueue
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/dataplane"
+)
+
+// What the kernel can do is found out by using it. That makes the kernel load the
+// module, where it has one: on a node that has never used NFQUEUE nothing shows that
+// it could. Versions and files tell less: distributions change both.
+
+// Of linux/netfilter/nfnetlink_queue.h.
+const (
+	msgQueueConfig = unix.NFNL_SUBSYS_QUEUE<<8 | 2 // NFQNL_MSG_CONFIG
+	attrConfigCmd  = 1                             // NFQA_CFG_CMD
+	cmdPFUnbind    = 4                             // NFQNL_CFG_CMD_PF_UNBIND; does nothing since Linux 3.8
+)
+
+var errNoQueueing = dataplane.MissingError{
+	Piece:  "way to hand packets to a process (nfnetlink_queue)",
+	Module: "nfnetlink_queue", Option: "CONFIG_NETFILTER_NETLINK_QUEUE",
+}
+
+// startQueueing makes the kernel load nfnetlink_queue and reports whether queues tell
+// a packet's priority (services.go). It takes CAP_NET_ADMIN.
+func startQueueing(nsFD int) (priority bool, err error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: nsFD})
+	if err != nil {
+		return false, fmt.Errorf("open netfilter netlink: %w", err)
+	}
+	defer conn.Close()
+	ask := func(typ uint16, attrs []byte) error {
+		_, err := conn.Execute(netlink.Message{
+			Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.Request | netlink.Acknowledge},
+			Data:   append([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, attrs...),
+		})
+		return err
+	}
+	// A message to a subsystem that is not there loads its module.
+	switch err := ask(msgQueueConfig, appendAttr(nil, attrConfigCmd, []byte{cmdPFUnbind, 0, 0, 0})); {
+	case errors.Is(err, unix.EPERM):
+		return false, fmt.Errorf("ask the kernel for nfnetlink_queue: CAP_NET_ADMIN (or root) is needed: %w", err)
+	case err != nil:
+		missing := errNoQueueing
+		missing.Cause = err
+		return false, &missing
+	}
+	// A kernel that knows the attribute refuses one that is too short. One that does
+	// not passes it over, and has no such queue of ours to give a verdict in.
+	verdict := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, nfDrop), 0)
+	err = ask(msgVerdict, appendAttr(appendAttr(nil, attrVerdict, verdict), nfqaPriority, []byte{0}))
+	return errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINVAL), nil
+}
+
+// probeTable is there only while an expression is tried.
+const probeTable = TableName + "-probe"
+
+// try reports whether the kernel takes a rule in a chain that the hooks lead to. It
+// asks for good, because whether an expression may be in a hook is checked at the
+// transaction's end, for the chains that are left. No packet meets the rule.
+func (f *firewall) try(family nftables.TableFamily, hooks []*nftables.ChainHook, exprs []expr.Any) error {
+	table := &nftables.Table{Name: probeTable, Family: family}
+	remove := func() error {
+		f.conn.DelTable(f.conn.AddTable(table))
+		return f.conn.Flush()
+	}
+	if err := remove(); err != nil { // what a process left that was killed
+		return err
+	}
+	f.conn.AddTable(table)
+	tried := f.conn.AddChain(&nftables.Chain{Name: "tried", Table: table})
+	f.conn.AddRule(&nftables.Rule{Table: table, Chain: tried, Exprs: exprs})
+	for i, hook := range hooks {
+		ch := f.conn.AddChain(&nftables.Chain{
+			Name: fmt.Sprintf("hook%d", i), Table: table, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityFilter,
+		})
+		f.conn.AddRule(&nftables.Rule{Table: table, Chain: ch, Exprs: verdict(expr.VerdictAccept)})
+		f.conn.AddRule(&nftables.Rule{Table: table, Chain: ch, Exprs: jumpChain(tried.Name)})
+	}
+	if err := once(f.conn.Flush()); err != nil {
+		return err
+	}
+	return remove()
+}
+
+// once leaves out of what a transaction failed with what it says again.
+func once(err error) error {
+	var all interface{ Unwrap() []error }
+	if !errors.As(err, &all) {
+		return err
+	}
+	var kept []error
+	said := map[string]bool{}
+	for _, e := range all.Unwrap() {
+		if !said[e.Error()] {
+			said[e.Error()] = true
+			kept = append(kept, e)
+		}
+	}
+	if len(kept) == 1 {
+		return kept[0]
+	}
+	return errors.Join(kept...)
+}
+
+var (
+	judgedHooks  = []*nftables.ChainHook{nftables.ChainHookForward, nftables.ChainHookInput, nftables.ChainHookOutput}
+	arrivedHooks = []*nftables.ChainHook{nftables.ChainHookForward, nftables.ChainHookInput}
+	earlyHooks   = []*nftables.ChainHook{nftables.ChainHookPrerouting}
+)
+
+// probe finds out what the kernel can do.
+func (f *firewall) probe() error {
+	priority, err := startQueueing(f.nsFD)
+	if err != nil {
+		return err
+	}
+	try := func(hooks []*nftables.ChainHook, exprs []expr.Any) error {
+		return f.try(nftables.TableFamilyINet, hooks, exprs)
+	}
+	if err := try(judgedHooks, ctMarkHas(f.config.Marks.Accept)); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("ask the kernel for nf_tables: CAP_NET_ADMIN (or root) is needed: %w", err)
+		}
+		return &dataplane.MissingError{
+			Piece:  "nf_tables with connection marks",
+			Module: "-a nf_tables nft_ct nf_conntrack", Option: "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET, CONFIG_NFT_CT and CONFIG_NF_CONNTRACK_MARK", Cause: err,
+		}
+	}
+	native := try(judgedHooks, queue(f.config, features{queueExpr: true}))
+	if native != nil {
+		target := queue(f.config, features{})
+		// In a table of family inet the kernel does not know which module to load for
+		// a target of xtables; in one of family ip it does.
+		_ = f.try(nftables.TableFamilyIPv4, arrivedHooks, target)
+		if err := try(judgedHooks, target); err != nil {
+			return &dataplane.MissingError{
+				Piece:  "rule that queues packets, neither nftables' own nor xtables' NFQUEUE",
+				Module: "nft_queue", Option: "CONFIG_NFT_QUEUE (or CONFIG_NFT_COMPAT and CONFIG_NETFILTER_XT_TARGET_NFQUEUE)",
+				Cause: fmt.Errorf("queue: %w; NFQUEUE: %w", native, err),
+			}
+		}
+	}
+	f.features.queueExpr = native == nil
+	f.features.fib = try(judgedHooks, sourceIsLocal()) == nil
+	f.features.back = try(arrivedHooks, noWayBack()) == nil
+	f.features.backEarly = !f.features.back && try(earlyHooks, noWayBack()) == nil
+	f.features.reject = try(judgedHooks, reject(unix.NFT_REJECT_TCP_RST, 0)) == nil
+	f.features.zones = try(judgedHooks, ctZoned()) == nil
+	f.features.priority = priority
+	if f.config.pretend != nil {
+		f.config.pretend(&f.features)
+	}
+	return nil
+}
+
+// Facts says in a line how the backend works on this kernel, for operators.
+func (b *Backend) Facts() string {
+	f := b.fw.features
+	var facts []string
+	say := func(ok bool, yes, no string) {
+		if ok {
+			no = yes
+		}
+		if no != "" {
+			facts = append(facts, no)
+		}
+	}
+	say(f.queueExpr, "queues by nftables' queue expression", "queues by xtables' NFQUEUE")
+	switch {
+	case b.config.AllowSpoofing:
+		facts = append(facts, "forged sources are allowed")
+	case f.fib && f.back:
+		facts = append(facts, "forged sources are dropped")
+	case f.fib && f.backEarly:
+		facts = append(facts, "forged sources are dropped before routing")
+	case f.fib:
+		facts = append(facts, "of forged sources only the node's own addresses are found (nft_fib)")
+	default:
+		facts = append(facts, "forged sources are not found (no nft_fib: run \"modprobe nft_fib_inet\")")
+	}
+	say(f.reject, "", "refusals are not answered (no nft_reject: run \"modprobe nft_reject_inet\")")
+	say(f.priority, "", "rules about Services see the backend only (Linux 5.18)")
+	return strings.Join(facts, "; ")
+}
