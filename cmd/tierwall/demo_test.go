@@ -173,15 +173,20 @@ func (p *process) leavesNothing(t *testing.T, before []string) {
 	}
 }
 
+// only leaves out how something runs.
+func only(probe func() (string, error)) func() error {
+	return func() error { _, err := probe(); return err }
+}
+
 // The whole thing, for every dataplane: not one connection differs.
 func TestDemo(t *testing.T) {
 	for _, dataplane := range []string{"nfqueue", "afxdp", "auto"} {
 		t.Run(dataplane, func(t *testing.T) {
 			switch dataplane {
 			case "nfqueue":
-				nstest.Need(t, probeNFQueue)
+				nstest.Need(t, only(probeNFQueue))
 			default:
-				nstest.Need(t, probeNFQueue, afxdp.Probe)
+				nstest.Need(t, only(probeNFQueue), only(afxdp.Probe))
 			}
 			before := machine(t)
 			p := startProgram(t, nil, "demo", "--dataplane", dataplane, "-o", "json")
@@ -233,7 +238,7 @@ func TestDemo(t *testing.T) {
 
 // Signals at every stage: whatever is under way, nothing stays behind.
 func TestDemoInterrupted(t *testing.T) {
-	nstest.Need(t, probeNFQueue)
+	nstest.Need(t, only(probeNFQueue))
 	for _, tt := range []struct {
 		at     string
 		signal syscall.Signal
@@ -261,7 +266,7 @@ func TestDemoInterrupted(t *testing.T) {
 // A killed demo cannot clean up. The kernel does it: the daemon dies with it,
 // and with both the last descriptors of the namespaces.
 func TestDemoKilled(t *testing.T) {
-	nstest.Need(t, probeNFQueue)
+	nstest.Need(t, only(probeNFQueue))
 	before := machine(t)
 	p := startProgram(t, nil, "demo", "--dataplane", "nfqueue")
 	p.waitFor(t, "trying 792")
@@ -296,7 +301,7 @@ func TestDemoKeep(t *testing.T) {
 		names, _ := filepath.Glob("/run/netns/tierwall-*")
 		return names
 	}
-	nstest.Need(t, probeNFQueue, func() error {
+	nstest.Need(t, only(probeNFQueue), func() error {
 		if names := named(); len(names) > 0 {
 			return fmt.Errorf("the names of a kept demo must be free, and there is %s", names[0])
 		}
@@ -329,7 +334,7 @@ func TestDemoKeep(t *testing.T) {
 
 // A reader that goes away ends the demo in order, too.
 func TestDemoClosedPipe(t *testing.T) {
-	nstest.Need(t, probeNFQueue)
+	nstest.Need(t, only(probeNFQueue))
 	before := machine(t)
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -365,7 +370,7 @@ func TestDemoBrokenPolicies(t *testing.T) {
 
 // A user's own policies: one that changes what connects, seen on the wire.
 func TestDemoOwnPolicies(t *testing.T) {
-	nstest.Need(t, probeNFQueue)
+	nstest.Need(t, only(probeNFQueue))
 	dir := t.TempDir()
 	err := os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(`
 apiVersion: networking.k8s.io/v1

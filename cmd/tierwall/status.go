@@ -202,6 +202,11 @@ func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error 
 	}
 	line("version", "%s, started %s ago", st.Version, age(now.Sub(st.Started)))
 	line("dataplane", "%s (%s)", orNone(st.Dataplane.Backends), st.Dataplane.Why)
+	for _, p := range st.Dataplane.Probes {
+		if p.Running && p.How != "" {
+			line("", "%s: %s", p.Backend, p.How)
+		}
+	}
 	line("", "failMode %s, established %s", st.Dataplane.FailMode, st.Dataplane.Established)
 	p := &st.Policy
 	line("policy", "table %d, hash %s", p.Generation, orNone(p.Hash))

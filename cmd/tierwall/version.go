@@ -30,6 +30,7 @@ type versionInfo struct {
 type feature struct {
 	Name    string `json:"name"`
 	OK      bool   `json:"ok"`
+	How     string `json:"how,omitempty"`     // in which of several ways, when OK
 	Missing string `json:"missing,omitempty"` // which piece, when not OK
 }
 
@@ -40,7 +41,8 @@ func newVersion() *cobra.Command {
 		Short: "Print version, kernel and, as root, what this kernel can do",
 		Long: `Prints the version of this program and of the kernel. As root it also tries, in
 network namespaces of its own that end with it, everything the daemon's backends
-need, and says in a sentence what is missing.`,
+need, and says in a sentence how they work here, or what is missing and what to do
+about it.`,
 		Example: `  tierwall version
   sudo tierwall version -o json | jq '.features[] | select(.ok | not)'`,
 		Args: cobra.NoArgs,
@@ -84,14 +86,15 @@ func probeFeatures() []feature {
 	var out []feature
 	for _, p := range []struct {
 		name  string
-		probe func() error
+		probe func() (how string, err error)
 	}{
-		{"network namespaces and veth", netlab.Missing},
+		{"network namespaces and veth", func() (string, error) { return "", netlab.Missing() }},
 		{"nfqueue backend", probeNFQueue},
 		{"afxdp backend", afxdp.Probe},
 	} {
 		f := feature{Name: p.name, OK: true}
-		if err := p.probe(); err != nil {
+		var err error
+		if f.How, err = p.probe(); err != nil {
 			f.OK, f.Missing = false, strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
 		out = append(out, f)
@@ -101,19 +104,21 @@ func probeFeatures() []feature {
 
 // probeNFQueue starts the backend for real, in a namespace that ends with the
 // call.
-func probeNFQueue() error {
+func probeNFQueue() (how string, err error) {
 	ns, err := netlab.New("probe")
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer ns.Close()
-	return ns.Do(func() error {
+	err = ns.Do(func() error {
 		b, err := nfqueue.New(nfqueue.Config{Queues: 1})
 		if err != nil {
 			return err
 		}
+		how = b.Facts()
 		return b.Close()
 	})
+	return how, err
 }
 
 func (v *versionInfo) writeText(w io.Writer, s cli.Style) error {
@@ -124,9 +129,12 @@ func (v *versionInfo) writeText(w io.Writer, s cli.Style) error {
 	}
 	fmt.Fprintf(&b, "\n%s, Linux %s\n", v.Go, v.Kernel)
 	for _, f := range v.Features {
-		if f.OK {
+		switch {
+		case f.OK && f.How == "":
 			fmt.Fprintf(&b, "%s  %s\n", s.Green("yes"), f.Name)
-		} else {
+		case f.OK:
+			fmt.Fprintf(&b, "%s  %s: %s\n", s.Green("yes"), f.Name, f.How)
+		default:
 			fmt.Fprintf(&b, "%s   %s: %s\n", s.Red("no"), f.Name, f.Missing)
 		}
 	}

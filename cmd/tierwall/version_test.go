@@ -26,18 +26,23 @@ func TestVersion(t *testing.T) {
 		if f.OK != (f.Missing == "") {
 			t.Errorf("feature %+v", f)
 		}
+		for name, says := range map[string]string{"nfqueue backend": "queues by", "afxdp backend": "are attached by"} {
+			if f.Name == name && f.OK && !strings.Contains(f.How, says) {
+				t.Errorf("%s runs, and how is not said: %+v", name, f)
+			}
+		}
 	}
 }
 
 func TestVersionText(t *testing.T) {
 	v := versionInfo{Version: "v1.2.3", Revision: "abc", Go: "go1.26", Kernel: "6.18 x86_64", Features: []feature{
-		{Name: "one", OK: true}, {Name: "two", Missing: "no such device"},
+		{Name: "one", OK: true}, {Name: "more", OK: true, How: "in some way"}, {Name: "two", Missing: "no such device"},
 	}}
 	var b bytes.Buffer
 	if err := v.writeText(&b, cli.Style{}); err != nil {
 		t.Fatal(err)
 	}
-	want := "tierwall v1.2.3 (abc)\ngo1.26, Linux 6.18 x86_64\nyes  one\nno   two: no such device\n"
+	want := "tierwall v1.2.3 (abc)\ngo1.26, Linux 6.18 x86_64\nyes  one\nyes  more: in some way\nno   two: no such device\n"
 	if b.String() != want {
 		t.Errorf("got %q, want %q", b.String(), want)
 	}

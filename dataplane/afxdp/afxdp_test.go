@@ -10,7 +10,7 @@ import (
 
 func TestProbe(t *testing.T) {
 	nstest.Need(t)
-	if err := Probe(); err != nil {
+	if _, err := Probe(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -113,7 +113,7 @@ func (b *Backend) choose(own netlink.Link) error {
 	case !b.config.Strict:
 		b.mode = AttachXDPGeneric
 	default:
-		return fmt.Errorf("no way to attach programs: %w", errors.Join(tcx, clsact))
+		return missingAttach(fmt.Errorf("tcx: %w; clsact: %w", oneLine(tcx), oneLine(clsact)))
 	}
 	b.log.Info("tcx is not available", "attach", b.mode, "reason", errors.Join(tcx, clsact))
 	return nil

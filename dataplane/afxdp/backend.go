@@ -274,10 +274,7 @@ func (b *Backend) load(maxFrame int) error {
 		}
 	}()
 	if err := b.loadNAT(spec, old); err != nil {
-		if errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("load the programs: CAP_BPF and CAP_NET_ADMIN (or root) are needed: %w", err)
-		}
-		return fmt.Errorf("load the programs: %w", err)
+		return fmt.Errorf("load the programs: %w", missingPrograms(err))
 	}
 	o := &b.objects
 	switch {

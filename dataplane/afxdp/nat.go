@@ -4,19 +4,21 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"github.com/tierwall/tierwall/dataplane"
 )
 
 // natState is what the backend has for packets whose addresses are translated:
 // bpf/nat.h has the picture. Namespace thread only.
 type natState struct {
 	reads  bool                   // the connection of a packet can be read on its way out
+	blind  error                  // why not
 	onward bool                   // gate is in force
 	gates  map[string]link.Link   // the hooks it is in, by their pins' names
 	exits  map[int]*device        // devices that are no pod's, with pod_exit; nil: it could not be put there
@@ -55,11 +57,21 @@ func (b *Backend) loadNAT(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) 
 	if err := spec.LoadAndAssign(&b.objects, &options); err != nil {
 		return err
 	}
-	// The verifier's log has thousands of lines.
-	reason, _, _ := strings.Cut(why.Error(), "\n")
+	b.blind = unreadable(why)
 	b.log.Warn("translated connections cannot be read: who is masqueraded counts as unknown, and Services are judged by their addresses where there is no later hook",
-		"reason", reason)
+		"reason", b.blind)
 	return nil
+}
+
+// unreadable says what the kernel lacks for nat.h.
+func unreadable(why error) error {
+	if missing := (*dataplane.MissingError)(nil); errors.As(why, &missing) {
+		return missing
+	}
+	return &dataplane.MissingError{
+		Piece: "way for programs to read a packet's connection", Since: "6.2",
+		Option: "CONFIG_DEBUG_INFO_BTF, and not locked down for confidentiality", Cause: oneLine(why),
+	}
 }
 
 // withNAT returns the programs with or without what nat.h does. What must not need
@@ -120,7 +132,7 @@ func attachGate(prog *ebpf.Program, family link.NetfilterProtocolFamily, hook li
 			return ln, nil
 		}
 	}
-	return nil, fmt.Errorf("attach a netfilter program (Linux 6.4): %w", err)
+	return nil, fmt.Errorf("attach a netfilter program: %w", err)
 }
 
 // probeGate finds out whether there are programs in the stack's hooks by putting one
@@ -130,14 +142,17 @@ func probeGate() error {
 		Name: "tierwall_probe", Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}, // NF_ACCEPT
 	})
+	missing := func(err error) error {
+		return &dataplane.MissingError{Piece: "netfilter programs", Since: "6.4", Option: "CONFIG_NETFILTER_BPF_LINK", Cause: oneLine(err)}
+	}
 	if err != nil {
-		return fmt.Errorf("load a netfilter program (Linux 6.4): %w", err)
+		return missing(err)
 	}
 	defer prog.Close()
 	for _, h := range gateHooks {
 		ln, err := attachGate(prog, h.family, h.hook)
 		if err != nil {
-			return err
+			return missing(err)
 		}
 		if err := ln.Close(); err != nil {
 			return err

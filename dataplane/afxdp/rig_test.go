@@ -19,7 +19,7 @@ import (
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
-var canRun = sync.OnceValue(Probe)
+var canRun = sync.OnceValue(func() error { _, err := Probe(); return err })
 
 // openPort is what the rig's policy allows to everybody; closedPort is denied.
 const openPort, closedPort = 8080, 9090

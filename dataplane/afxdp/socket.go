@@ -43,6 +43,9 @@ func openSocket(ifindex, queue, frameSize, ring int) (*socket, error) {
 		}
 		// The library formats the error away.
 		if !strings.Contains(err.Error(), unix.EBUSY.Error()) || time.Now().After(deadline) {
+			if strings.Contains(err.Error(), unix.EAFNOSUPPORT.Error()) {
+				return nil, missingSockets(err)
+			}
 			return nil, fmt.Errorf("bind an AF_XDP socket: %w", err)
 		}
 		time.Sleep(5 * time.Millisecond)

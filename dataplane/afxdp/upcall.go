@@ -105,7 +105,7 @@ func newUpcallPair(nl *netlink.Handle, mtu, queues int) (p *upcallPair, err erro
 	attrs.NumTxQueues, attrs.NumRxQueues = queues, queues // of both ends
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: UpcallSocket, PeerMTU: uint32(mtu)}
 	if err := nl.LinkAdd(veth); err != nil {
-		return nil, fmt.Errorf("create the upcall pair: %w", err)
+		return nil, fmt.Errorf("create the upcall pair: %w", missingVeth(err))
 	}
 	p = &upcallPair{nl: nl}
 	defer func() {
@@ -176,7 +176,7 @@ func (p *upcallPair) start(o *podObjects, mode Attach) error {
 		if xdp, err = link.AttachXDP(link.XDPOptions{
 			Program: o.UpcallXdp, Interface: p.socket.Attrs().Index, Flags: link.XDPDriverMode,
 		}); err != nil {
-			return fmt.Errorf("attach a native XDP program to a veth device: %w", err)
+			return fmt.Errorf("attach a program to the upcall pair: %w", missingXDP(err))
 		}
 		if err := p.pins.keep(pinUpcallXDP, xdp); err != nil {
 			return errors.Join(err, xdp.Close())

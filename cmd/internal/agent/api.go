@@ -74,12 +74,15 @@ func (d *daemon) apiStatus(started time.Time) api.Status {
 func (d *daemon) probes() []api.Probe {
 	out := make([]api.Probe, 0, 2)
 	for _, name := range []string{"afxdp", "nfqueue"} {
-		p := api.Probe{Backend: name}
+		p := api.Probe{Backend: name, How: d.facts[name]}
 		for _, running := range strings.Split(d.names, "+") {
 			p.Running = p.Running || running == name
 		}
 		if !p.Running {
 			p.Why = d.why
+			if err := d.missing[name]; err != nil {
+				p.Why = err.Error()
+			}
 		}
 		out = append(out, p)
 	}

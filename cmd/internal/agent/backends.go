@@ -10,20 +10,56 @@ import (
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
 )
 
+// choice is the backends that run and why these.
+type choice struct {
+	backends []dataplane.Backend // fast path first
+	why      string              // in one sentence
+	// missing has the backends that "auto" would run and the kernel cannot, by name,
+	// with the reason. Not empty only with "auto".
+	missing map[string]error
+	// facts says how each one that runs works on this kernel, by name.
+	facts map[string]string
+}
+
+// worker is what a backend says of itself (nfqueue.Backend, afxdp.Backend).
+type worker interface{ Facts() string }
+
+// add notes what a backend says of itself.
+func (c *choice) add(b dataplane.Backend) {
+	if w, ok := b.(worker); ok {
+		c.facts[b.Name()] = w.Facts()
+	}
+}
+
+// incomplete returns why this node does less than was configured, or nil. Without
+// nfqueue what afxdp cannot judge is dropped, and pods without a veth device of their
+// own are not judged at all: to accept that somebody has to write it. Without afxdp
+// nfqueue judges the same, only slower.
+func (c *choice) incomplete() error {
+	if err := c.missing["nfqueue"]; err != nil {
+		return fmt.Errorf("dataplane auto: nfqueue cannot run: %w. Until it can, afxdp alone drops what it cannot judge (fragments, …) and DNS names are not learnt. "+
+			"If that is what you want, write \"dataplane: afxdp\"", err)
+	}
+	return nil
+}
+
 // openBackends starts the backends that c.Dataplane asks for, in the current
-// network namespace. why says in one sentence what was chosen for which reason.
+// network namespace.
 //
 // The fast path comes first in the result: it must hear of a new table before
 // nfqueue does (what the fast path still accepts by the old one, the forward
 // hook would mark again), and it is closed first. It is opened last: while it
 // runs, the forward hook behind it is in force.
-func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, why string, err error) {
+func openBackends(c *Config, log *slog.Logger) (*choice, error) {
+	chosen := &choice{missing: map[string]error{}, facts: map[string]string{}}
 	open := func(name string, b dataplane.Backend, err error) bool {
 		if err == nil {
-			backends = append([]dataplane.Backend{b}, backends...)
+			chosen.backends = append([]dataplane.Backend{b}, chosen.backends...)
+			chosen.add(b)
 			return true
 		}
-		log.Warn("backend not available", "backend", name, "error", err)
+		log.Error("backend not available", "backend", name, "error", err)
+		chosen.missing[name] = err
 		return false
 	}
 	switch c.Dataplane {
@@ -33,32 +69,39 @@ func openBackends(c *Config, log *slog.Logger) (backends []dataplane.Backend, wh
 		}
 		b, err := newNFQueue(c, log)
 		if err != nil {
-			return nil, "", fmt.Errorf("nfqueue backend: %w", err)
+			return nil, fmt.Errorf("nfqueue backend: %w", err)
 		}
-		return []dataplane.Backend{alone(b, c, log)}, "nfqueue alone, as configured", nil
+		chosen.add(b)
+		chosen.backends, chosen.why = []dataplane.Backend{alone(b, c, log)}, "nfqueue alone, as configured"
+		return chosen, nil
 	case "afxdp":
 		b, err := newAFXDP(c, true, log)
 		if err != nil {
-			return nil, "", fmt.Errorf("afxdp backend: %w", err)
+			return nil, fmt.Errorf("afxdp backend: %w", err)
 		}
-		return []dataplane.Backend{alone(b, c, log)}, "afxdp alone, as configured: what it cannot judge is dropped", nil
+		chosen.add(b)
+		chosen.backends, chosen.why = []dataplane.Backend{alone(b, c, log)}, "afxdp alone, as configured: what it cannot judge is dropped"
+		return chosen, nil
 	}
 	nf, nfErr := newNFQueue(c, log)
 	hooked := open("nfqueue", nf, nfErr)
 	xdp, xdpErr := newAFXDP(c, !hooked, log)
 	fast := open("afxdp", xdp, xdpErr)
-	if len(backends) == 1 {
-		backends[0] = alone(backends[0], c, log)
+	if len(chosen.backends) == 1 {
+		chosen.backends[0] = alone(chosen.backends[0], c, log)
 	}
 	switch {
 	case hooked && fast:
-		return backends, "auto: both backends run on this kernel", nil
+		chosen.why = "auto: both backends run on this kernel"
+		return chosen, nil
 	case hooked:
-		return backends, fmt.Sprintf("auto: nfqueue alone, because %v", xdpErr), nil
+		chosen.why = fmt.Sprintf("auto: nfqueue alone, because %v", xdpErr)
+		return chosen, nil
 	case fast:
-		return backends, fmt.Sprintf("auto: afxdp alone, because %v; what it cannot judge is dropped", nfErr), nil
+		chosen.why = fmt.Sprintf("auto: afxdp alone, because %v; what it cannot judge is dropped", nfErr)
+		return chosen, nil
 	}
-	return nil, "", fmt.Errorf("no backend runs on this kernel: %w", errors.Join(
+	return nil, fmt.Errorf("no backend runs on this kernel: %w", errors.Join(
 		fmt.Errorf("nfqueue: %w", nfErr), fmt.Errorf("afxdp: %w", xdpErr)))
 }
 
@@ -85,7 +128,7 @@ func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
 func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, error) {
 	// The guard alone needs none of what Probe looks for.
 	if c.AFXDP.Attach != string(afxdp.AttachXDPGeneric) {
-		if err := afxdp.Probe(); err != nil {
+		if _, err := afxdp.Probe(); err != nil {
 			return nil, err
 		}
 	}

@@ -20,6 +20,9 @@ func (d *daemon) serveMetrics(ctx context.Context) {
 	for _, b := range d.backends {
 		c.Backends = append(c.Backends, b)
 	}
+	if d.cfg.Dataplane == "auto" {
+		c.Missing = map[string]bool{"nfqueue": d.missing["nfqueue"] != nil, "afxdp": d.missing["afxdp"] != nil}
+	}
 	if d.audit != nil {
 		c.Audit = d.audit
 	}
@@ -32,8 +35,8 @@ func (d *daemon) serveMetrics(ctx context.Context) {
 	metrics.Serve(ctx, d.cfg.Metrics.Address, d.withAPI(metrics.Handler(metrics.NewCollector(c), d.ready)), d.log)
 }
 
-// ready returns why the policy is not in force, or nil. In a cluster it has to be
-// the API server's: a node on a snapshot enforces, and is not ready.
+// ready returns why the policy is not in force as configured, or nil. In a cluster it
+// has to be the API server's: a node on a snapshot enforces, and is not ready.
 func (d *daemon) ready() error {
 	if d.cluster != nil {
 		if err := d.cluster.source.Ready(); err != nil {
@@ -43,7 +46,7 @@ func (d *daemon) ready() error {
 	s := d.control.Status()
 	switch {
 	case s.Generation > 0:
-		return nil
+		return d.incomplete()
 	case len(s.Findings.Errors) > 0:
 		return fmt.Errorf("no policy is in force: %w", s.Findings.Err())
 	}

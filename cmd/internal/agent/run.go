@@ -36,15 +36,15 @@ type Ready struct {
 
 // daemon is one running agent.
 type daemon struct {
-	cfg        Config
-	log        *slog.Logger
-	backends   []dataplane.Backend // fast path first
-	names, why string
-	engine     *dataplane.Engine
-	audit      *audit.Writer // nil without an audit log
-	control    *controller.Controller
-	cluster    *cluster // nil with manifests
-	learner    *names
+	cfg Config
+	log *slog.Logger
+	choice
+	names   string // of the backends
+	engine  *dataplane.Engine
+	audit   *audit.Writer // nil without an audit log
+	control *controller.Controller
+	cluster *cluster // nil with manifests
+	learner *names
 }
 
 // Run is the daemon, from start to end. It returns nil when ctx ends, after an
@@ -104,18 +104,21 @@ func Run(ctx context.Context, cfg Config) error {
 
 // open starts everything that does not need a policy.
 func (d *daemon) open() error {
-	backends, why, err := openBackends(&d.cfg, d.log)
+	chosen, err := openBackends(&d.cfg, d.log)
 	if err != nil {
 		return err
 	}
-	d.backends, d.why = backends, why
-	for i, b := range backends {
+	d.choice = *chosen
+	for i, b := range d.backends {
 		if i > 0 {
 			d.names += "+"
 		}
 		d.names += b.Name()
 	}
-	d.log.Info("backends chosen", "dataplane", d.names, "why", why)
+	d.log.Info("backends chosen", "dataplane", d.names, "why", d.why)
+	if err := d.incomplete(); err != nil {
+		d.log.Error("this node does less than was configured, and is not ready", "error", err)
+	}
 	established := dataplane.Strict
 	if d.cfg.Established == "keep" {
 		established = dataplane.Keep
@@ -125,10 +128,10 @@ func (d *daemon) open() error {
 		failMode = dataplane.FailOpen
 	}
 	d.engine = dataplane.New(dataplane.Config{
-		Backends: backends, FailMode: failMode, Established: established,
+		Backends: d.backends, FailMode: failMode, Established: established,
 		CutReset: d.cfg.CutReset, RejectRate: rejectRate(d.cfg.RejectRate),
 		Conntrack: conntrack.Limits{Records: d.cfg.Conntrack.MaxConnections},
-		RingSize:  ringSize(backends),
+		RingSize:  ringSize(d.backends),
 		AuditAll:  d.cfg.Audit.All, AuditDenies: d.cfg.Audit.Denies, Logger: d.log,
 	})
 	if d.learner, err = openNames(d.cfg.DNS, d.log); err != nil {

@@ -49,7 +49,8 @@ type Dataplane struct {
 type Probe struct {
 	Backend string `json:"backend"`
 	Running bool   `json:"running"`
-	Why     string `json:"why,omitempty"` // when it is not
+	How     string `json:"how,omitempty"` // it works on this kernel, when it runs
+	Why     string `json:"why,omitempty"` // when it does not
 }
 
 // Policy is the table in force.

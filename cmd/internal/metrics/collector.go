@@ -36,6 +36,7 @@ type AuditLog interface {
 type Config struct {
 	Engine   Engine
 	Backends []Backend
+	Missing  map[string]bool // by backend, with "dataplane: auto": the kernel cannot run it
 	Audit    AuditLog
 	Policy   func() controller.Status
 	Source   func() kube.Status // nil for a daemon that reads no API server
@@ -76,6 +77,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	buildInfo = desc("build_info", "1, with the version of the daemon and the name of its node.", "version", "node")
+
+	backendMissing = desc("backend_missing", "1 for a backend that \"dataplane: auto\" does without because the kernel cannot run it, 0 for one that runs.", "backend")
 
 	packets       = desc("packets_total", "Packets seen in userspace, by what the driver was told and which branch of the packet path said so.", "backend", "disposition", "path")
 	problems      = desc("packet_problems_total", "Packets that could not be decided, by what is wrong with them.", "problem")
@@ -133,7 +136,7 @@ var (
 
 // all lists every metric, for Describe and for the documentation.
 var all = []*prometheus.Desc{
-	buildInfo, packets, problems, batches, remembered, answers, receiveErrors, applyErrors, latency, kernelFates, overflow, restored,
+	buildInfo, backendMissing, packets, problems, batches, remembered, answers, receiveErrors, applyErrors, latency, kernelFates, overflow, restored,
 	connections, connOpened, connReplaced, connEvicted, connExpired, connCut, connLookups,
 	ringDepth, ringCapacity, events, eventsLost,
 	auditEvents, auditRecords, auditDeduped, auditFolded, auditLost, auditUnresolved, auditLag, auditWindows, auditRotations, auditReopens,
@@ -165,6 +168,13 @@ func (s sink) gauge(d *prometheus.Desc, v float64, labels ...string) {
 func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	s := sink(ch)
 	s.gauge(buildInfo, 1, c.cfg.Version, c.cfg.Node)
+	for backend, missing := range c.cfg.Missing {
+		v := 0.0
+		if missing {
+			v = 1
+		}
+		s.gauge(backendMissing, v, backend)
+	}
 	c.engine(s)
 	for _, b := range c.cfg.Backends {
 		st := b.Stats()

@@ -135,7 +135,8 @@ var fakeNames = Names{
 
 func (f *fake) collector() *Collector {
 	return NewCollector(Config{
-		Engine: f, Backends: f.backends, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status },
+		Missing: map[string]bool{"afxdp": true, "nfqueue": false},
+		Engine:  f, Backends: f.backends, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status },
 		Source: func() kube.Status { return f.source }, Names: func() Names { return fakeNames }, Node: "node-1", Version: "v1.2.3",
 	})
 }
