@@ -78,7 +78,7 @@ type wrong struct {
 // one changes: to delete objects never causes such an error, and a mixture of
 // dialects that was there is no news. So users can mend it one object at a time.
 func (b *baseline) worsens(d *diag.Diagnostic, deletes bool) bool {
-	if d.Together && (deletes || b.mixed && d.Code == diag.MixedDialects) {
+	if len(d.Among) > 0 && (deletes || b.mixed && d.Code == diag.MixedDialects) {
 		return false
 	}
 	return !b.errors[wrong{d.Object, d.Path, d.Message}]
@@ -225,7 +225,7 @@ func (c *Checker) compare(w *World, req *admissionv1.AdmissionRequest, o *api.Ob
 	if o != nil {
 		// Validate has said its warnings already.
 		for _, d := range own.Warnings {
-			if !slices.Contains(warnings, d) {
+			if !slices.ContainsFunc(warnings, d.Equal) {
 				warnings = append(warnings, d)
 			}
 		}

@@ -1,6 +1,8 @@
 package assess
 
 import (
+	"maps"
+	"reflect"
 	"slices"
 
 	"github.com/tierwall/tierwall/classifier/rule"
@@ -35,7 +37,10 @@ type Result struct {
 // Run validates and lowers objects in a world. An object with an error is replaced
 // by its version in older, or left out if there is none or that one does not do
 // either; so is one that another object makes wrong, a policy whose tier is refused
-// for instance. older may be nil. Nothing given is modified.
+// for instance. Objects that cause an error together are all taken back to
+// older, that is what was in force before. older is nil where nothing has been
+// in force yet: then such an error stays among the findings, because to choose a side
+// is not Run's. Nothing given is modified.
 //
 // It costs one lowering of all objects, and another one for every link of a chain of
 // objects that make each other wrong.
@@ -80,14 +85,17 @@ type run struct {
 	older   map[api.Ref]*api.Object
 }
 
-// blame refuses every object in use that has an error of its own, and reports
-// whether there was one. Errors of several objects together, and errors about no
-// object, come up again in the next round unless the refused objects caused them.
+// blame refuses every object in use that has an error of its own. If there is none,
+// it takes the objects of errors that several cause together back to what was in force
+// before. It reports whether it changed anything: if not, the errors are nobody's.
 func (r *run) blame(errs []diag.Diagnostic) bool {
-	own := map[api.Ref][]diag.Diagnostic{}
+	own, among := map[api.Ref][]diag.Diagnostic{}, map[api.Ref][]diag.Diagnostic{}
 	for _, e := range errs {
-		if !e.Together {
+		if len(e.Among) == 0 {
 			own[e.Object] = append(own[e.Object], e)
+		}
+		for _, ref := range e.Among {
+			among[ref] = append(among[ref], e)
 		}
 	}
 	some := false
@@ -100,7 +108,26 @@ func (r *run) blame(errs []diag.Diagnostic) bool {
 			some = true
 		}
 	}
+	if some || r.older == nil {
+		return some
+	}
+	for at, o := range r.use {
+		if o == nil {
+			continue
+		}
+		if es := among[o.Ref()]; es != nil && !sameMeaning(o, r.older[o.Ref()]) {
+			r.refuse(at, es)
+			some = true
+		}
+	}
 	return some
+}
+
+// sameMeaning reports whether two versions of an object differ at most in what no
+// policy depends on, its status for instance. old may be nil.
+func sameMeaning(o, old *api.Object) bool {
+	return o == old || old != nil && o.Kind.Version == old.Kind.Version && o.Kind.Dialect == old.Kind.Dialect &&
+		maps.Equal(o.Annotations, old.Annotations) && reflect.DeepEqual(o.Value, old.Value) && reflect.DeepEqual(o.Raw["spec"], old.Raw["spec"])
 }
 
 // refuse puts the older version in the place of an object, or nothing when there is

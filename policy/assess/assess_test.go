@@ -252,7 +252,7 @@ func TestErrorsTogether(t *testing.T) {
 				}
 			}
 			got := assess.Run(lower.Options{}, shuffled(r, right, bad, together), inv, nil)
-			if len(got.Findings.Errors) != 1 || !got.Findings.Errors[0].Together || len(got.Set.Rules)+len(got.Set.Isolations) > 0 || len(got.Refused) != len(bad) {
+			if len(got.Findings.Errors) != 1 || len(got.Findings.Errors[0].Among) < 2 || len(got.Set.Rules)+len(got.Set.Isolations) > 0 || len(got.Refused) != len(bad) {
 				t.Fatalf("%s: errors %v, %d rules, refused %s", what, got.Findings.Errors, len(got.Set.Rules), refs(got.Refused))
 			}
 			for _, o := range together {

@@ -19,7 +19,9 @@
 //
 // An error that several objects cause together (AdminNetworkPolicies of two
 // dialects, two tiers of one priority) is an error of all: no object is chosen to be
-// the wrong one, and there are no rules. Whoever has older rules keeps those.
+// the wrong one. All of them are taken back to what was in force before, and no other
+// object hears of it. Where nothing has been in force yet there is nothing to go back
+// to: then there are no rules.
 //
 // The package is pure: no I/O, no clock, no goroutine.
 package assess

@@ -144,25 +144,30 @@ func TestIsolatesReferences(t *testing.T) {
 	})
 }
 
-// What objects do wrong together keeps all policies as they are, and these follow
-// the world.
-func TestErrorsTogetherKeepThePolicies(t *testing.T) {
+// of objects that cause an error together each stays as it was; no other object
+// hears of it.
+func TestErrorsTogetherKeepTheirObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var after []controller.Attempt
-		r := start(t, tier+deny, isolated(&after))
+		r := start(t, tier+deny+inTier, isolated(&after))
 		r.want("before", 1, classifier.Drop, 1, 0)
 		r.set(tier + sameTier + allow)
-		r.want("two tiers of one priority", 1, classifier.Drop, 1, 1)
-		if a := after[len(after)-1]; a.InForce {
+		r.want("two tiers of one priority: the others apply", 2, classifier.Allow, 2, 0)
+		r.wantRefused("two tiers of one priority: the old one stays", "t2")
+		if a := after[len(after)-1]; !a.InForce || len(a.Objects) != 2 {
 			t.Errorf("after: %+v", a)
 		}
+		r.set(tier + sameTier + inTier + strings.NewReplacer("in-tier", "in-t2", "t1", "t2").Replace(inTier))
+		r.want("policies of both tiers", 3, classifier.Drop, 3, 0)
+		r.wantRefused("the policy of the tier that is not in force", "t2", "in-t2")
 		r.change(func() { r.src.inv = fixture.MustWorld(t, world+"\npod x/c app=b").Inventory })
-		r.want("a pod comes", 2, classifier.Drop, 2, 1)
+		r.want("a pod comes", 4, classifier.Drop, 4, 0)
 		if got := r.ctl.Status().Pods; got != 3 {
 			t.Errorf("%d pods, want the new one policed, too", got)
 		}
-		r.set(tier + allow)
-		r.want("mended", 3, classifier.Allow, 3, 0)
+		r.set(sameTier + deny)
+		r.want("mended by deleting the old one", 5, classifier.Drop, 5, 0)
+		r.wantRefused("mended")
 	})
 }
 

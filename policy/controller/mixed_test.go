@@ -38,6 +38,15 @@ spec:
 	return b.String()
 }
 
+// isolateA lets nothing in to pods that the other policies here are not about.
+const isolateA = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: isolate-a, namespace: x}
+spec: {podSelector: {matchLabels: {app: a}}, policyTypes: [Ingress]}
+---
+`
+
 // X-67, X-02: dialects that exclude each other keep all policies as they are, on
 // both sides, however many there are.
 func TestMixedDialectsKeepThePolicies(t *testing.T) {
@@ -52,17 +61,23 @@ func TestMixedDialectsKeepThePolicies(t *testing.T) {
 					append(r.src.objs[:n:n], fixture.MustObjects(t, releasedANP)...),
 				} {
 					r.change(func() { r.src.objs = objs })
-					r.want("a released one comes", 1, classifier.Drop, 1, 1)
+					r.want("a released one comes", 1, classifier.Drop, 1, 0)
+					r.wantRefused("a released one comes", "released")
 				}
 				st := r.ctl.Status()
-				if st.Objects != n || len(st.Refused) != 0 {
-					t.Errorf("%d objects in force, want %d; refused one by one: %d", st.Objects, n, len(st.Refused))
+				if st.Objects != n || len(st.Refused) != 1 {
+					t.Fatalf("%d objects in force, want %d; %d refused", st.Objects, n, len(st.Refused))
 				}
-				if e := st.Findings.Errors[0].String(); !strings.Contains(e, "AdminNetworkPolicy kep-0") || !strings.Contains(e, "AdminNetworkPolicy released") {
+				if e := st.Refused[0].Errors[0].String(); !strings.Contains(e, "AdminNetworkPolicy kep-0") || !strings.Contains(e, "AdminNetworkPolicy released") {
 					t.Errorf("error %q does not name both sides", e)
 				}
+				r.change(func() { r.src.objs = append(r.src.objs[:n+1:n+1], fixture.MustObjects(t, isolateA)...) })
+				r.want("a NetworkPolicy comes", 2, classifier.Drop, 2, 0)
+				if got := r.ctl.Status().Isolations; got != 1 {
+					t.Errorf("%d isolations: the mixture keeps a NetworkPolicy out", got)
+				}
 				r.set(releasedANP)
-				r.want("all are of one dialect again", 2, classifier.Allow, 2, 0)
+				r.want("all are of one dialect again", 3, classifier.Allow, 3, 0)
 			})
 		})
 	}

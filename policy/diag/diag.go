@@ -20,14 +20,20 @@ type Diagnostic struct {
 	Message string // what is wrong
 	Hint    string // what to write instead
 	Code    Code   // for the few findings that programs tell apart
-	// Together is set on an error that several objects cause together, of which
-	// Object is only the first: leaving it out would not mend the others, so all of
-	// them stay as they were (X-67).
-	Together bool
+	// Among are the objects that cause an error together, if there are several; Object
+	// is the first of them. No one of them alone is to blame, so all of them stay as
+	// they were (X-67).
+	Among []Ref
+}
+
+// Equal reports whether two findings say the same.
+func (d Diagnostic) Equal(o Diagnostic) bool {
+	return d.File == o.File && d.Object == o.Object && d.Path == o.Path && d.Message == o.Message &&
+		d.Hint == o.Hint && d.Code == o.Code && slices.Equal(d.Among, o.Among)
 }
 
 // document is the JSON form of a Diagnostic, the contract of "tierwall check -o
-// json". Code and Together do not travel.
+// json". Code and Among do not travel.
 type document struct {
 	File    string `json:"file"`
 	Object  string `json:"object"`          // "Kind namespace/name"

@@ -91,7 +91,7 @@ func TestJSON(t *testing.T) {
 			t.Errorf("got  %s\nwant %s, %v", b.String(), want, err)
 		}
 		var back Diagnostic
-		if err := json.Unmarshal([]byte(want), &back); err != nil || back != d {
+		if err := json.Unmarshal([]byte(want), &back); err != nil || !back.Equal(d) {
 			t.Errorf("%s reads back as %+v, %v", want, back, err)
 		}
 	}

@@ -33,7 +33,7 @@ func Check(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag.List
 	c.misplaced()
 	c.found.Sort()
 	// One rule of a policy can be several of the set.
-	c.found.Warnings = slices.Compact(c.found.Warnings)
+	c.found.Warnings = slices.CompactFunc(c.found.Warnings, diag.Diagnostic.Equal)
 	return c.found
 }
 

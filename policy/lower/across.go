@@ -66,7 +66,7 @@ func (opts Options) mixed(objs []*api.Object) diag.List {
 		}
 		finding := k.Finding("spec.priority", fmt.Sprintf(
 			"this AdminNetworkPolicy is of the KEP, where the larger priority is the stronger one; %s is of an API where the smaller one is", what), hint)
-		finding.Code, finding.Together = diag.MixedDialects, true
+		finding.Code, finding.Among = diag.MixedDialects, refs(kep, others)
 		*to = append(*to, finding)
 	}
 	switch {
@@ -78,6 +78,16 @@ func (opts Options) mixed(objs []*api.Object) diag.List {
 		report(&l.Warnings, clusterwide, "a KEP priority p ranks like 1001-p of the others")
 	}
 	return l
+}
+
+// refs returns the identities of the objects of both lists, in order.
+func refs(a, b []*api.Object) []api.Ref {
+	out := make([]api.Ref, 0, len(a)+len(b))
+	for _, o := range slices.Concat(a, b) {
+		out = append(out, o.Ref())
+	}
+	slices.SortFunc(out, api.Ref.Compare)
+	return out
 }
 
 // first returns the object that comes first by kind and name, whatever the order

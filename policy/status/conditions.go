@@ -117,7 +117,7 @@ func conditions(o *Object, v *Verdict, c Count, silent []string) []metav1.Condit
 	return out
 }
 
-const mixedMessage = "AdminNetworkPolicies of the KEP and released ones count priority in opposite directions: none of their changes is taken up until all are of one dialect (or allowMixedDialects is set)"
+const mixedMessage = "AdminNetworkPolicies of the KEP and released ones count priority in opposite directions: none of their changes comes into force until all are of one dialect (or allowMixedDialects is set)"
 
 func acceptedMessage(v *Verdict) string {
 	var rest []diag.Diagnostic

@@ -135,7 +135,7 @@ func (in *Input) WithFiles(files *Input, opt lower.Options) (*Input, error) {
 	objs = append(objs, files.Objects...)
 	out := &Input{Snapshot: in.Snapshot, Gaps: in.Gaps, Live: true, Findings: files.Findings, files: len(files.Objects)}
 	about := func(d diag.Diagnostic) bool {
-		return d.File != "" || d.Object.IsZero() || d.Together || written[d.Object]
+		return d.File != "" || d.Object.IsZero() || len(d.Among) > 0 || written[d.Object]
 	}
 	r := assess.Run(opt, objs, out.Snapshot, nil)
 	for i := range r.Refused {

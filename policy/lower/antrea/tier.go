@@ -90,7 +90,8 @@ type tiers map[string]int32
 // tiersOf collects the tiers and checks what must hold among them.
 func tiersOf(objs []*api.Object, findings *diag.List) tiers {
 	all := tiers(StaticTiers())
-	owner := map[int32]string{} // priority → tier
+	owner := map[int32]string{}      // priority → tier
+	taken := map[int32]*api.Object{} // priority → custom tier
 	for name, p := range staticTiers {
 		owner[p] = name
 	}
@@ -108,18 +109,22 @@ func tiersOf(objs []*api.Object, findings *diag.List) tiers {
 		if other, ok := owner[p]; ok { // S2-05
 			d := o.Finding("spec.priority",
 				fmt.Sprintf("priority %d is already that of tier %s", p, other), "no two tiers can have the same priority")
-			d.Together = true
+			if of := taken[p]; of != nil { // else a static tier has it, and o alone is wrong
+				d.Among = []api.Ref{of.Ref(), o.Ref()}
+			}
 			findings.Errors = append(findings.Errors, d)
 			continue
 		}
-		owner[p] = o.Name
+		owner[p], taken[p] = o.Name, o
 	}
 	switch n := len(all); {
 	case n > MaxTiers:
 		last := custom[len(custom)-1]
 		d := last.Finding("",
 			fmt.Sprintf("%d tiers, the %d that always exist included: at most %d", n, len(staticTiers), MaxTiers), "use policy priorities inside a tier instead")
-		d.Together = true
+		for _, o := range custom {
+			d.Among = append(d.Among, o.Ref())
+		}
 		findings.Errors = append(findings.Errors, d)
 	case n > recommendedTiers:
 		last := custom[len(custom)-1]

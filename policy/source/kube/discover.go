@@ -276,7 +276,7 @@ func (s *Source) follow(ctx context.Context, c *clients, now serving, wg *sync.W
 		s.log.Info("policy API gone", "resource", f.resource, "objects", f.sink.len())
 		s.changedIf(f.sink.len() > 0)
 	}
-	if !slices.Equal(s.unserved, now.unserved) {
+	if !slices.EqualFunc(s.unserved, now.unserved, diag.Diagnostic.Equal) {
 		s.unserved = now.unserved
 		s.changedIf(true)
 	}
