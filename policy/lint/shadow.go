@@ -58,6 +58,8 @@ func (c *checker) hides(q *rule.Rule, at int, r *rule.Rule) bool {
 		return false
 	case q.Order.Band == r.Order.Band && !ordered(q.Order.Band) && q.Action == r.Action:
 		return false // they say the same and have no order: nothing to change
+	case r.Auth && q.Action == rule.Allow && q.Order.Band == r.Order.Band:
+		return false // what q allows, r drops: it needs authentication (S3-32…S3-34)
 	case r.ToServices() && !q.ToServices() && !slices.Contains(q.L4, rule.AnyL4):
 		return false // the ports of a Service are not those of its pods
 	case !coversL4(q.L4, r.L4) || !coversPeers(q.Peers, r.Peers):
