@@ -397,13 +397,13 @@ func (l *linear) side(d flow.Direction, subject, peer *rule.Endpoint, peerAddr *
 		if skipped.Has(band) || !r.Subject.Matches(subject) || !l4Matches(r, k, dst, unknown) {
 			continue
 		}
-		match := false
+		match, doubt := false, false
 		for i := range r.Peers {
 			switch p := &r.Peers[i]; {
 			case p.Kind == rule.PeerAny:
 				match = true
-			case unknown:
-				return classifier.Drop
+			case p.Kind == rule.PeerPods && unknown:
+				doubt = true
 			case p.Kind == rule.PeerPods:
 				match = peer != nil && p.Pods.Matches(peer)
 			case p.Kind == rule.PeerBlock:
@@ -418,6 +418,8 @@ func (l *linear) side(d flow.Direction, subject, peer *rule.Endpoint, peerAddr *
 			}
 		}
 		switch {
+		case doubt && !match:
+			return classifier.Drop
 		case !match:
 		case r.Action == rule.Skip:
 			skipped |= r.Skip

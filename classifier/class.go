@@ -80,7 +80,12 @@ func appendPortMatches(out []portMatch, l *rule.L4, dst *rule.Endpoint, unknown 
 		return append(out, portMatch{proto: l.Proto, dst: l.Ports, src: l.SrcPorts})
 	}
 	if unknown {
-		return append(out, portMatch{proto: l.Proto, dst: rule.AllPorts, src: l.SrcPorts, uncertain: true})
+		for _, proto := range [...]flow.Proto{flow.TCP, flow.UDP, flow.SCTP} {
+			if l.Proto == flow.AnyProto || l.Proto == proto {
+				out = append(out, portMatch{proto: proto, dst: rule.AllPorts, src: l.SrcPorts, uncertain: true})
+			}
+		}
+		return out
 	}
 	if dst == nil {
 		return out // not a pod: no named ports
@@ -100,24 +105,55 @@ func (r *ruleEntry) matchPeers(s *subject, p *peerClass) certainty {
 		if peer.Kind == rule.PeerAny {
 			return yes
 		}
-		if p.kind == peerUnknown {
+		c := no
+		switch {
+		case p.kind == peerMasked:
 			if peer.Kind != rule.PeerPods || !peer.Pods.None {
-				best = maybe
+				c = maybe
 			}
-			continue
+		case peer.Kind == rule.PeerPods:
+			c = matchPods(peer, s.rep, p)
+		case peer.Kind == rule.PeerBlock:
+			c = matchBlock(&peer.Block, p)
+		case peer.Kind == rule.PeerSet || peer.Kind == rule.PeerService:
+			if _, ok := slices.BinarySearch(p.leaf.sets, r.sets[i]); ok {
+				c = yes
+			}
 		}
-		var ok bool
-		switch peer.Kind {
-		case rule.PeerPods:
-			ok = p.kind == peerPod && peer.Pods.Matches(p.identity.rep) && peer.Relation.Holds(s.rep, p.identity.rep)
-		case rule.PeerBlock:
-			ok = (p.kind != peerPod || !peer.Block.NoPods) && p.leaf.inBlock(&peer.Block)
-		case rule.PeerSet, rule.PeerService:
-			_, ok = slices.BinarySearch(p.leaf.sets, r.sets[i])
+		if c == yes {
+			return yes
 		}
-		if ok {
+		best = max(best, c)
+	}
+	return best
+}
+
+// matchPods asks a selector. Whether a pod is about to have an unknown address, and
+// which labels it has, nobody can say.
+func matchPods(peer *rule.Peer, subject *rule.Endpoint, p *peerClass) certainty {
+	switch p.kind {
+	case peerUnknown:
+		if !peer.Pods.None {
+			return maybe
+		}
+	case peerPod:
+		if peer.Pods.Matches(p.identity.rep) && peer.Relation.Holds(subject, p.identity.rep) {
 			return yes
 		}
 	}
-	return best
+	return no
+}
+
+// matchBlock asks a prefix. The address alone decides, unless the block leaves pods
+// out: then an unknown address is in doubt.
+func matchBlock(b *rule.IPBlock, p *peerClass) certainty {
+	switch {
+	case !p.leaf.inBlock(b):
+		return no
+	case !b.NoPods || p.kind == peerOutside:
+		return yes
+	case p.kind == peerUnknown:
+		return maybe
+	}
+	return no
 }

@@ -54,7 +54,7 @@ func (l *Live) report(old, t *Table, began time.Time) *Report {
 	}
 	for d := range r.SubjectClasses {
 		r.SubjectClasses[d] = len(l.subjects)
-		r.PeerClasses[d] = l.peerCount + r.Prefixes + 2 // no prefix, unknown
+		r.PeerClasses[d] = l.peerCount + 2*(r.Prefixes+1) // of each prefix and of none: outside, and nobody's in a pod network
 	}
 	r.knowsLocals = len(t.localPrefixes) > 0 || old != nil && len(old.localPrefixes) > 0
 	r.services = old != nil && !old.sameServices(&t.state)

@@ -35,7 +35,7 @@ const (
 	ReasonNodeLocal           // the node's own address to a pod on that node: allow
 	ReasonSelf                // a pod to its own address: allow
 	ReasonNotLocal            // the subject is not a pod policed here: nothing to decide, allow
-	ReasonUnknownPeer         // peer inside a pod CIDR but not known (yet): drop
+	ReasonUnknownPeer         // peer inside a pod CIDR but no known pod, and a rule asks which pod: drop
 	ReasonAuthRequired        // allowed, but only with authentication, which nobody can give: drop
 )
 

@@ -12,8 +12,8 @@
 //
 // An address resolves to a party: pods and nodes by exact match, everything else
 // by longest-prefix match over the prefixes that policies mention. An address
-// inside a pod CIDR that no pod has is unknown, which is a class of its own and
-// never "external".
+// inside a pod CIDR that no pod has is unknown: rules that go by addresses match as
+// they do outside, those that ask for a pod are in doubt.
 //
 //   - A subject exists for the pods policed on this node. It is the ordered list
 //     of rules and isolations that select them, by direction.

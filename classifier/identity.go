@@ -112,7 +112,8 @@ type peerKind uint8
 const (
 	peerOutside peerKind = iota // nodes and everything outside the cluster
 	peerPod
-	peerUnknown // inside a pod CIDR, but nobody's
+	peerUnknown // inside a pod CIDR, but nobody's: a device's, or a pod's about to start
+	peerMasked  // hidden behind an address of somebody else, see Table.LookupMasked
 )
 
 // peerClass is what policy can tell about the other side of a connection: who
@@ -156,7 +157,8 @@ func (n *nodeSet) has(name string) bool {
 type leaf struct {
 	prefix netip.Prefix // invalid: matched by no prefix
 	sets   []uint32     // sets that contain the addresses, sorted
-	party  party        // what addresses outside the cluster resolve to
+	party  party        // what addresses outside the pod networks resolve to
+	nobody party        // what addresses inside them that no pod has resolve to
 }
 
 // in reports whether the leaf's addresses lie in p. Either none or all do if

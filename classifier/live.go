@@ -179,7 +179,7 @@ func (l *Live) fill(set *rule.Set, world *rule.World) {
 		localPrefixes: world.LocalPrefixes,
 	}
 	l.s.none = l.newLeaf(netip.Prefix{})
-	l.s.unknown = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerUnknown, leaf: l.s.none}}, false)
+	l.s.masked = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerMasked, leaf: l.s.none}}, false)
 	for _, p := range wellKnown {
 		l.prefixUse(p)
 		l.putLeaf(l.newLeaf(p))

@@ -249,6 +249,7 @@ func (l *Live) newLeaf(p netip.Prefix) *leaf {
 		f.sets = slices.Clip(slices.Compact(f.sets))
 	}
 	f.party = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerOutside, leaf: f}}, false)
+	f.nobody = newParty(&record{peer: &peerClass{serial: l.newPeerSerial(), kind: peerUnknown, leaf: f}}, false)
 	return f
 }
 

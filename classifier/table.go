@@ -31,7 +31,7 @@ type state struct {
 	none        *leaf              // matched by no prefix
 	podCIDRs    *bart.Lite         // addresses in here without a slot are unknown
 	podBytes    [2][4]uint64       // first bytes of addresses in podCIDRs, by family
-	unknown     party              // the unknown address
+	masked      party              // the client that LookupMasked is about
 	vips        map[flow.Addr]struct{}
 	vipList     []netip.Addr
 	services    []ServicePort             // that rules name, sorted
@@ -88,11 +88,11 @@ var NodeLocal = Decision{Verdict: Allow, Egress: outcomeNotLocal, Ingress: outco
 
 // LookupMasked decides a connection whose source address is not its client's:
 // somebody has put another one in its place. What any policy of the destination
-// could say about the client counts against it, as for an unknown pod.
+// could say about the client counts against it, addresses included.
 func (t *Table) LookupMasked(k flow.Key) Decision {
 	in := outcomeNotLocal
 	if dst := t.resolve(&k.Dst); dst.local() {
-		in = t.decide(flow.Ingress, dst, t.unknown, &k)
+		in = t.decide(flow.Ingress, dst, t.masked, &k)
 	}
 	return Decision{Verdict: in.verdict(), Egress: outcomeNotLocal, Ingress: in, Audit: in&outcomeAudit != 0}
 }
@@ -118,7 +118,7 @@ func (t *Table) decide(d flow.Direction, subject, peer party, k *flow.Key) Outco
 	return p.lookup(m.slots[k.Proto], k.DstPort, k.SrcPort)
 }
 
-// resolve maps an address to its party: exact, unknown, or by prefix.
+// resolve maps an address to its party: exact, or by prefix.
 func (t *Table) resolve(a *flow.Addr) party {
 	if p := t.addrs.get(a); p.rec != nil {
 		return p
@@ -136,13 +136,14 @@ func (t *Table) resolveFar(a *flow.Addr) party {
 		ip = netip.AddrFrom16(*a)
 		family, first = 1, uint32(a[0])
 	}
+	leaf, ok := t.prefixes.Lookup(ip)
+	if !ok {
+		leaf = t.none
+	}
 	if t.podBytes[family][first/64]&(1<<(first%64)) != 0 && t.podCIDRs.Lookup(ip) {
-		return t.unknown
+		return leaf.nobody
 	}
-	if leaf, ok := t.prefixes.Lookup(ip); ok {
-		return leaf.party
-	}
-	return t.none.party
+	return leaf.party
 }
 
 // Generation returns Options.Generation or Delta.Generation.

@@ -103,6 +103,81 @@ func TestLookup(t *testing.T) {
 	}
 }
 
+// TestAddressNoPodHas is X-61: an address of a pod network that no pod has, as a
+// bridge's or flannel's device has it, is in doubt for selectors only. Blocks and
+// sets go by the address.
+func TestAddressNoPodHas(t *testing.T) {
+	peer := func(p rule.Peer, a rule.Action) rule.Set {
+		set := isolateY()
+		set.Rules[0].Peers, set.Rules[0].Action, set.Rules[0].L4 = []rule.Peer{p}, a, []rule.L4{rule.AnyL4}
+		if a == rule.Deny {
+			set.Isolations = nil
+		}
+		return set
+	}
+	block := func(prefix string, noPods bool) rule.Peer {
+		return rule.Peer{Kind: rule.PeerBlock, Block: rule.IPBlock{Prefix: netip.MustParsePrefix(prefix), NoPods: noPods}}
+	}
+	set := func(name string) rule.Peer { return rule.Peer{Kind: rule.PeerSet, Set: name} }
+	pods := rule.Peer{Kind: rule.PeerPods}
+	for _, tc := range []struct {
+		name    string
+		set     rule.Set
+		verdict classifier.Verdict
+		reason  classifier.Reason
+	}{
+		{"a deny of addresses elsewhere", peer(block("203.0.113.0/24", false), rule.Deny), classifier.Allow, classifier.ReasonDefault},
+		{"an allow of everything", peer(block("0.0.0.0/0", false), rule.Allow), classifier.Allow, classifier.ReasonRule},
+		{"an allow of elsewhere", peer(block("203.0.113.0/24", false), rule.Allow), classifier.Drop, classifier.ReasonIsolation},
+		{"a deny of the pod network", peer(block("10.0.0.0/16", false), rule.Deny), classifier.Drop, classifier.ReasonRule},
+		{"an allow of a set with it", peer(set("feet"), rule.Allow), classifier.Allow, classifier.ReasonRule},
+		{"a deny of a set without it", peer(set("elsewhere"), rule.Deny), classifier.Allow, classifier.ReasonDefault},
+		{"an allow of pods", peer(pods, rule.Allow), classifier.Drop, classifier.ReasonUnknownPeer},
+		{"a deny of pods", peer(pods, rule.Deny), classifier.Drop, classifier.ReasonUnknownPeer},
+		{"an allow of what is no pod", peer(block("0.0.0.0/0", true), rule.Allow), classifier.Drop, classifier.ReasonUnknownPeer},
+		{"a deny of what is no pod, elsewhere", peer(block("203.0.113.0/24", true), rule.Deny), classifier.Allow, classifier.ReasonDefault},
+	} {
+		w := twoPods("n2")
+		w.Sets = map[string][]netip.Prefix{"feet": {netip.MustParsePrefix("10.0.0.0/32")}, "elsewhere": {netip.MustParsePrefix("203.0.113.1/32")}}
+		table := compileOrFail(t, tc.set, w)
+		d := table.Lookup(tcp("10.0.0.0", "10.0.1.1", 9090)) // n1's flannel device
+		if o := table.Outcome(d.Ingress); d.Verdict != tc.verdict || o.Reason != tc.reason {
+			t.Errorf("%s: %s, %s; want %s, %s", tc.name, d.Verdict, o.Reason, tc.verdict, tc.reason)
+		}
+	}
+}
+
+// TestCertainAllowDespiteDoubt: NetworkPolicies add up, so the one that surely allows
+// counts, whatever the name of one that is in doubt.
+func TestCertainAllowDespiteDoubt(t *testing.T) {
+	pods, everybody := rule.Peer{Kind: rule.PeerPods}, rule.Peer{Kind: rule.PeerBlock, Block: rule.IPBlock{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}
+	for _, tc := range []struct {
+		name         string
+		first, other rule.Peer
+		action       rule.Action // of the second rule
+		verdict      classifier.Verdict
+		reason       classifier.Reason
+	}{
+		{"selector, then block", pods, everybody, rule.Allow, classifier.Allow, classifier.ReasonRule},
+		{"block, then selector", everybody, pods, rule.Allow, classifier.Allow, classifier.ReasonRule},
+		{"two selectors", pods, pods, rule.Allow, classifier.Drop, classifier.ReasonUnknownPeer},
+		{"a denial follows", pods, everybody, rule.Deny, classifier.Drop, classifier.ReasonUnknownPeer},
+	} {
+		set := isolateY()
+		set.Rules[0].L4, set.Rules[0].Peers = []rule.L4{rule.AnyL4}, []rule.Peer{tc.first}
+		second := set.Rules[0]
+		second.Peers, second.Action, second.Origin.Name, second.Order.Name = []rule.Peer{tc.other}, tc.action, "q", "y/q"
+		set.Rules = append(set.Rules, second)
+		table := compileOrFail(t, set, twoPods("n2"))
+		k := tcp("10.0.0.0", "10.0.1.1", 9090)
+		d := table.Lookup(k)
+		if o := table.Outcome(d.Ingress); d.Verdict != tc.verdict || o.Reason != tc.reason {
+			t.Errorf("%s: %s, %s; want %s, %s", tc.name, d.Verdict, o.Reason, tc.verdict, tc.reason)
+		}
+		checkTrace(t, table, table.Explain(k))
+	}
+}
+
 // A client that hides behind another address is let in where everybody is, and
 // nowhere else: not as the node whose address it bears, nor as a pod. With and
 // without pod CIDRs, in which addresses can be unknown.

@@ -21,7 +21,7 @@ func (r *Report) Touched(limit int) (addrs []flow.Addr, ok bool) {
 		return nil, false
 	}
 	o, n := &r.old.state, &r.new.state
-	if o.prefixes != n.prefixes || o.none != n.none || o.unknown != n.unknown || o.podCIDRs != n.podCIDRs ||
+	if o.prefixes != n.prefixes || o.none != n.none || o.masked != n.masked || o.podCIDRs != n.podCIDRs ||
 		o.podBytes != n.podBytes || o.node != n.node || !slices.Equal(o.localPrefixes, n.localPrefixes) {
 		return nil, false
 	}

@@ -158,7 +158,7 @@ func (w *explainWalk) rule(id RuleID, r *rule.Rule, tb *TraceBand) TraceRule {
 	}
 	tr.Why, tr.Detail = w.match(id, r)
 	if tr.Why == "unknown-peer" && r.Stage == rule.Enforce {
-		w.done = true
+		w.done = w.outcome.Reason == ReasonUnknownPeer // else a further rule allows anyway
 		return tr
 	}
 	if tr.Why != "" {

@@ -76,7 +76,11 @@ func walkOnce(d flow.Direction, s *subject, cands []candidate, proto flow.Proto,
 				continue
 			}
 			if m == maybe {
+				if c.rule.Action == rule.Allow && allowedAnyway(cands[i+1:], b, proto, dst, src, staged) {
+					continue
+				}
 				// The connection may or may not be meant: fail closed.
+				st.metStaged = st.metStaged || c.rule.Stage == rule.AuditOnly
 				st.verdict, st.reason = Drop, ReasonUnknownPeer
 				return st
 			}
@@ -118,6 +122,29 @@ func walkOnce(d flow.Direction, s *subject, cands []candidate, proto flow.Proto,
 	return st
 }
 
+// allowedAnyway is asked when an Allow of band b is in doubt: is the next rule of the
+// band that matches an Allow, too? Then the doubt changes nothing, and names, by
+// which rules of one rank are ordered, do not decide. cands starts behind the rule.
+func allowedAnyway(cands []candidate, b rule.Band, proto flow.Proto, dst, src uint16, staged bool) bool {
+	for i := range cands {
+		c := &cands[i]
+		if c.rule.Order.Band != b {
+			return false
+		}
+		if c.rule.Stage == rule.AuditOnly && !staged {
+			continue
+		}
+		switch m := c.matches(proto, dst, src); {
+		case m == no:
+		case c.rule.Action != rule.Allow:
+			return false
+		case m == yes:
+			return true
+		}
+	}
+	return false
+}
+
 // authenticate is asked when a rule of band b allows: does any rule of the band
 // that matches, too, stronger or weaker, need authentication? Then it turns the
 // walk's result into the drop and returns true. cands starts at the band.
@@ -132,6 +159,7 @@ func (st *step) authenticate(cands []candidate, b rule.Band, proto flow.Proto, d
 		}
 		switch c.matches(proto, dst, src) {
 		case maybe:
+			st.metStaged = st.metStaged || c.rule.Stage == rule.AuditOnly
 			st.verdict, st.reason = Drop, ReasonUnknownPeer
 			return true
 		case yes:

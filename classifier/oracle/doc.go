@@ -28,14 +28,13 @@
 //
 // # Unknown peers
 //
-// A peer that lives inside a pod CIDR but is no endpoint (yet) must neither slip
-// through a deny nor be taken for an outside address. The walk goes on past
-// rules that cannot concern it, obeys rules for any peer, and stops at the first
-// rule whose peers it cannot judge: Drop, unknown-peer. Every kind of peer
-// except [rule.PeerAny] is such a peer, blocks and sets included: an address
-// whose owner is unknown has no known class, and guessing by prefix would open
-// what the rule's author meant for known addresses. A selector marked None
-// selects nobody whoever the peer turns out to be, so it is never in doubt. A
-// named port of an unknown destination is in doubt too, whatever the peers say:
-// nobody knows which number the name will have there.
+// An address inside a pod CIDR that no endpoint has is a device's (a bridge has
+// one, flannel has one) or that of a pod nobody has told us about yet. A rule
+// that goes by addresses alone, blocks and sets, is asked as for any other address.
+// Where it matters whether there is a pod, and which, the rule is in doubt: every
+// selector, a block that leaves pods out if it contains the address, and a named
+// port of the destination. A selector marked None selects nobody whatever the peer
+// turns out to be, so it is never in doubt. The walk goes on past rules that do not
+// match and stops at the first one in doubt: Drop, unknown-peer. One exception: an
+// Allow in doubt is passed over if the rules of its band come to an Allow anyway.
 package oracle

@@ -111,23 +111,26 @@ func (q *question) matchL4(l *rule.L4) answer {
 	if l.Name == "" {
 		return answerOf(l.Ports.Contains(k.DstPort))
 	}
-	if q.dstUnknown {
+	if q.dstUnknown && k.Proto.HasPorts() {
 		return inDoubt
 	}
 	return answerOf(q.dst != nil && slices.Contains(q.dst.Ports, rule.NamedPort{Name: l.Name, Proto: k.Proto, Port: k.DstPort}))
 }
 
 func (q *question) matchPeer(p *rule.Peer) answer {
-	if q.peer.unknown {
-		return doubt(p)
-	}
 	match := false
 	switch p.Kind {
 	case rule.PeerAny:
 		match = true
 	case rule.PeerPods:
+		if q.peer.unknown && !p.Pods.None {
+			return inDoubt
+		}
 		match = q.peer.pod != nil && p.Pods.Matches(q.peer.pod) && p.Relation.Holds(q.subject, q.peer.pod)
 	case rule.PeerBlock:
+		if q.peer.unknown && p.Block.NoPods && p.Block.Contains(q.peer.addr) {
+			return inDoubt
+		}
 		match = p.Block.Contains(q.peer.addr) && (!p.Block.NoPods || q.peer.pod == nil)
 	case rule.PeerSet, rule.PeerService:
 		for _, prefix := range q.world.Sets[p.Set] {
@@ -135,22 +138,6 @@ func (q *question) matchPeer(p *rule.Peer) answer {
 		}
 	}
 	return answerOf(match)
-}
-
-// doubt is matchPeer for an unknown peer.
-func doubt(p *rule.Peer) answer {
-	switch p.Kind {
-	case rule.PeerAny:
-		return yes
-	case rule.PeerPods:
-		if p.Pods.None {
-			return no
-		}
-		return inDoubt
-	case rule.PeerBlock, rule.PeerSet, rule.PeerService:
-		return inDoubt
-	}
-	return no
 }
 
 func answerOf(match bool) answer {

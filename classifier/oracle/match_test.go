@@ -72,8 +72,16 @@ func TestMatch(t *testing.T) {
 		{"set: missing", "xa>out", flow.TCP, 80, mk{peers: []rule.Peer{{Kind: rule.PeerSet, Set: "nope"}}}, "no"},
 		// Unknown peers: in doubt, except where no answer could matter.
 		{"unknown: pods", "xa>unknown", flow.TCP, 80, mk{peers: pods(app("b"))}, "?"},
-		{"unknown: block", "xa>unknown", flow.TCP, 80, mk{peers: block("192.0.2.0/24")}, "?"},
-		{"unknown: set", "xa>unknown", flow.TCP, 80, mk{peers: []rule.Peer{{Kind: rule.PeerSet, Set: "s"}}}, "?"},
+		// what an address decides needs no pod.
+		{"unknown: block elsewhere", "xa>unknown", flow.TCP, 80, mk{peers: block("192.0.2.0/24")}, "no"},
+		{"unknown: block", "xa>unknown", flow.TCP, 80, mk{peers: append(block("10.0.1.64/26"), block("fd00:1::/64")...)}, "yes"},
+		{"unknown: hole of the block", "xa>unknown", flow.TCP, 80, mk{peers: append(block("0.0.0.0/0", "10.0.1.64/26"), block("::/0", "fd00:1::99/128")...)}, "no"},
+		{"unknown: no-pods block", "xa>unknown", flow.TCP, 80, mk{peers: append(noPods(block("0.0.0.0/0")), noPods(block("::/0"))...)}, "?"},
+		{"unknown: no-pods block elsewhere", "xa>unknown", flow.TCP, 80, mk{peers: noPods(block("192.0.2.0/24"))}, "no"},
+		{"unknown: set", "xa>unknown", flow.TCP, 80, mk{peers: []rule.Peer{{Kind: rule.PeerSet, Set: "s"}}}, "yes"},
+		{"unknown: set without it", "xa>unknown", flow.TCP, 80, mk{peers: []rule.Peer{{Kind: rule.PeerSet, Set: "nope"}}}, "no"},
+		{"unknown: name, block", "xa>unknown", flow.TCP, 80, mk{peers: append(block("10.0.1.64/26"), block("fd00:1::/64")...), l4: named("http", flow.TCP)}, "?"},
+		{"unknown: doubt, then block", "xa>unknown", flow.TCP, 80, mk{peers: append(pods(app("b")), append(block("10.0.1.64/26"), block("fd00:1::/64")...)...)}, "yes"},
 		{"unknown: none", "xa>unknown", flow.TCP, 80, mk{peers: pods(none)}, "no"},
 		{"unknown: no peers", "xa>unknown", flow.TCP, 80, mk{peers: []rule.Peer{}}, "no"},
 		{"unknown: doubt then any", "xa>unknown", flow.TCP, 80, mk{peers: append(pods(app("b")), rule.Peer{Kind: rule.PeerAny})}, "yes"},
@@ -83,6 +91,8 @@ func TestMatch(t *testing.T) {
 		{"unknown: name, any peer", "xa>unknown", flow.TCP, 80, mk{l4: named("http", flow.TCP)}, "?"},
 		{"unknown: name or number", "xa>unknown", flow.TCP, 80, mk{l4: append(named("http", flow.TCP), ports(flow.TCP, 80, 80)...)}, "yes"},
 		{"unknown: name, no peers", "xa>unknown", flow.TCP, 80, mk{l4: named("http", flow.TCP), peers: []rule.Peer{}}, "no"},
+		{"unknown: name, any protocol", "xa>unknown", flow.UDP, 80, mk{l4: named("http", flow.AnyProto)}, "?"},
+		{"unknown: name, protocol without ports", "xa>unknown", flow.ICMP, 80, mk{l4: named("http", flow.AnyProto)}, "no"},
 		{"unknown: name, other protocol", "xa>unknown", flow.TCP, 80, mk{l4: named("http", flow.UDP)}, "no"},
 		// L4.
 		{"no L4", "xa>out", flow.TCP, 80, mk{l4: []rule.L4{}}, "no"},

@@ -134,7 +134,7 @@ type walked struct {
 	rule       *rule.Rule
 	isolations []*rule.Isolation
 	audit      []*rule.Rule
-	metStaged  bool // an audit-only rule matched, or an audit-only isolation decided
+	metStaged  bool // an audit-only rule matched or was in doubt, or an audit-only isolation decided
 }
 
 // walk evaluates the bands in order. With staged set, audit-only rules and
@@ -148,7 +148,7 @@ func (q *question) walk(staged bool) walked {
 	rules := q.rules(staged)
 	var skipped rule.BandSet
 	for band := rule.BandAntreaUpper; band < rule.BandDefault; band++ {
-		for _, r := range rules {
+		for i, r := range rules {
 			if r.Order.Band != band || skipped.Has(band) {
 				continue
 			}
@@ -157,6 +157,10 @@ func (q *question) walk(staged bool) walked {
 				continue
 			}
 			if m == inDoubt {
+				if r.Action == rule.Allow && q.allowedAnyway(rules[i+1:], band) {
+					continue
+				}
+				w.metStaged = w.metStaged || r.Stage == rule.AuditOnly
 				return end(classifier.Drop, classifier.ReasonUnknownPeer, rule.BandDefault)
 			}
 			if r.Stage == rule.AuditOnly {
@@ -165,6 +169,7 @@ func (q *question) walk(staged bool) walked {
 			if r.Action == rule.Allow {
 				needs, m := q.authentication(rules, band)
 				if m == inDoubt {
+					w.metStaged = w.metStaged || needs.Stage == rule.AuditOnly
 					return end(classifier.Drop, classifier.ReasonUnknownPeer, rule.BandDefault)
 				}
 				if m == yes {
@@ -204,6 +209,24 @@ func (q *question) walk(staged bool) walked {
 		}
 	}
 	return end(classifier.Allow, classifier.ReasonDefault, rule.BandDefault)
+}
+
+// allowedAnyway reports whether the first of the rules of a band that match for sure
+// allows, and none before it that is in doubt does anything else.
+func (q *question) allowedAnyway(rules []*rule.Rule, band rule.Band) bool {
+	for _, r := range rules {
+		if r.Order.Band != band {
+			continue
+		}
+		m := q.match(r)
+		if m != no && r.Action != rule.Allow {
+			return false
+		}
+		if m == yes {
+			return true
+		}
+	}
+	return false
 }
 
 // authentication finds the strongest rule of a band that needs authentication

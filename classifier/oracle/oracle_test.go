@@ -353,12 +353,17 @@ func TestUnknownStopsTheWalk(t *testing.T) {
 		want string
 	}{
 		{"any before doubt", []rule.Rule{mk{d: e}.rule("a"), mk{d: e, peers: doubt}.rule("b")}, "Allow rule antrea-upper a"},
-		{"doubt before any", []rule.Rule{mk{d: e, peers: doubt}.rule("a"), mk{d: e}.rule("b")}, "Drop unknown-peer default -"},
+		{"doubted allow before allow", []rule.Rule{mk{d: e, peers: doubt}.rule("a"), mk{d: e}.rule("b")}, "Allow rule antrea-upper b"},
+		{"doubted allow before allow of another band", []rule.Rule{mk{d: e, peers: doubt}.rule("a"), mk{d: e, band: rule.BandAdmin}.rule("b")}, "Drop unknown-peer default -"},
+		{"doubted allow before deny", []rule.Rule{mk{d: e, peers: doubt}.rule("a"), mk{d: e, do: rule.Deny}.rule("b"), mk{d: e}.rule("c")}, "Drop unknown-peer default -"},
+		{"doubted allow before doubted deny", []rule.Rule{mk{d: e, peers: doubt}.rule("a"), mk{d: e, peers: doubt, do: rule.Deny}.rule("b"), mk{d: e}.rule("c")}, "Drop unknown-peer default -"},
+		{"doubted deny before allow", []rule.Rule{mk{d: e, peers: doubt, do: rule.Deny}.rule("a"), mk{d: e}.rule("b")}, "Drop unknown-peer default -"},
 		{"even an allow or a skip", []rule.Rule{mk{d: e, peers: doubt, do: rule.Skip}.rule("a")}, "Drop unknown-peer default -"},
 		{"audited skip before, no audit of the doubted", []rule.Rule{
 			mk{d: e, do: rule.Skip, audit: true}.rule("a"), mk{d: e, peers: doubt, audit: true}.rule("b"),
 		}, "Drop unknown-peer default - audit a"},
-		{"staged doubt is no match", []rule.Rule{mk{d: e, peers: doubt, stage: rule.AuditOnly}.rule("a"), mk{d: e}.rule("b")}, "Allow rule antrea-upper b"},
+		{"staged doubt", []rule.Rule{mk{d: e, peers: doubt, do: rule.Deny, stage: rule.AuditOnly}.rule("a"), mk{d: e}.rule("b")}, "Allow rule antrea-upper b | Drop unknown-peer default -"},
+		{"staged doubt that changes nothing", []rule.Rule{mk{d: e, peers: doubt, stage: rule.AuditOnly}.rule("a"), mk{d: e}.rule("b")}, "Allow rule antrea-upper b"},
 		{"staged match, then doubt", []rule.Rule{
 			mk{d: e, do: rule.Skip, stage: rule.AuditOnly}.rule("a"), mk{d: e, peers: doubt}.rule("b"),
 		}, "Drop unknown-peer default - | Drop unknown-peer default -"},

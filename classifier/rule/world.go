@@ -60,7 +60,7 @@ type Node struct {
 	Name  string
 	Addrs []netip.Addr
 	// PodCIDRs are the prefixes the node's pods live in. An address inside one
-	// that no endpoint has is unknown, never external.
+	// that no endpoint has is unknown: a pod may have it that is not known yet.
 	PodCIDRs []netip.Prefix
 }
 

@@ -2,8 +2,10 @@ package universe_test
 
 import (
 	"math/rand/v2"
+	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/tierwall/tierwall/classifier"
@@ -36,6 +38,13 @@ func TestEverythingHappens(t *testing.T) {
 					seen[d.String()+" "+o.Reason.String()+" "+o.Band.String()]++
 				}
 				count(seen, k, o)
+				peer := k.Dst
+				if d == flow.Ingress {
+					peer = k.Src
+				}
+				if o.Rule != nil && len(o.Rule.Peers) == 1 && nobodys(w, peer.Netip()) {
+					seen["nobody's address, kind of peer "+strconv.Itoa(int(o.Rule.Peers[0].Kind))]++
+				}
 			}
 		}
 	}
@@ -44,6 +53,7 @@ func TestEverythingHappens(t *testing.T) {
 		"several isolations", "audited isolation", "audited skip then rule", "audited skip then default",
 		"two audited skips", "staged differs", "staged agrees", "staged isolation beside an enforced one",
 		"rule by pods", "rule by relation", "rule by block", "rule by set", "rule by any", "rule by name",
+		"nobody's address, kind of peer " + strconv.Itoa(int(rule.PeerBlock)), "nobody's address, kind of peer " + strconv.Itoa(int(rule.PeerSet)),
 		"rule by source port", "rule by ICMP", "subject by any-of",
 	}
 	for _, d := range flow.Directions {
@@ -61,6 +71,14 @@ func TestEverythingHappens(t *testing.T) {
 			t.Errorf("%s: %d times in %d connections, want at least 20", w, seen[w], universes*flows)
 		}
 	}
+}
+
+// nobodys reports whether the address is in a pod network and no pod's or node's.
+func nobodys(w *rule.World, a netip.Addr) bool {
+	return slices.ContainsFunc(w.Nodes, func(n rule.Node) bool {
+		return slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+	}) && !slices.ContainsFunc(w.Nodes, func(n rule.Node) bool { return slices.Contains(n.Addrs, a) }) &&
+		!slices.ContainsFunc(w.Endpoints, func(e rule.Endpoint) bool { return slices.Contains(e.Addrs, a) })
 }
 
 func count(seen map[string]int, k flow.Key, o *oracle.Outcome) {

@@ -22,23 +22,23 @@ var (
 	portNames  = []string{"http", "dns"}
 	portNums   = []uint16{80, 81, 8080}
 	srcPorts   = []uint16{1000, 40000}
-	setNames   = []string{"nodes", "outside", "mixed", "missing"}
+	setNames   = []string{"nodes", "outside", "devices", "devices", "mixed", "missing"}
 	protos     = []flow.Proto{flow.TCP, flow.UDP, flow.SCTP, flow.ICMP, flow.ICMPv6, flow.IGMP, gre}
 )
 
 // Address plan, both families alike: pods of node N live in 10.0.N.0/29 and
 // fd00:N::/125, nodes are 172.16.0.N and fd01::N, outside is 192.0.2.0/30 and
-// 2001:db8::/126.
+// 2001:db8::/126. In the pod networks .0 and .1 are no pod's; .1 may be the node's.
 var (
 	outside = []netip.Addr{
 		netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"),
 		netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2"),
 	}
-	// blocks nest: each is inside the ones before it of its family and region.
+	// blocks nest: each is inside one before it of its family and region.
 	blocks = prefixes(
-		"0.0.0.0/0", "10.0.0.0/16", "10.0.1.0/29", "10.0.1.2/31", "10.0.1.2/32", "10.0.2.0/29", "10.0.2.3/32",
+		"0.0.0.0/0", "10.0.0.0/16", "10.0.1.0/29", "10.0.1.0/31", "10.0.1.2/31", "10.0.1.2/32", "10.0.2.0/29", "10.0.2.3/32",
 		"172.16.0.0/30", "172.16.0.1/32", "192.0.2.0/30", "192.0.2.1/32",
-		"::/0", "fd00::/16", "fd00:1::/125", "fd00:1::2/127", "fd00:1::2/128", "fd00:2::/125", "fd00:2::3/128",
+		"::/0", "fd00::/16", "fd00:1::/125", "fd00:1::/127", "fd00:1::2/127", "fd00:1::2/128", "fd00:2::/125", "fd00:2::3/128",
 		"fd01::/126", "fd01::1/128", "2001:db8::/126", "2001:db8::1/128",
 	)
 )
@@ -147,6 +147,7 @@ func randomWorld(r *rand.Rand) *rule.World {
 	}
 	w.Sets["service"] = prefixes("10.96.0.1/32", "fd96::1/128")
 	w.Sets["outside"] = prefixes("192.0.2.1/32", "2001:db8::1/128")
+	w.Sets["devices"] = prefixes("10.0.1.0/31", "10.0.2.0/31", "fd00:1::/127", "fd00:2::/127")
 	for range 1 + r.IntN(3) {
 		w.Sets["mixed"] = append(w.Sets["mixed"], pick(r, blocks))
 	}
@@ -228,7 +229,11 @@ func randomAddr(r *rand.Rand, w *rule.World, is4 bool) flow.Addr {
 	case n < 10:
 		from = outside
 	default: // anywhere in the pod networks: known, unknown, or the node's foot
-		from = podAddrs(1+r.IntN(len(nodes)), r.IntN(8))
+		host := r.IntN(8)
+		if chance(r, 2) {
+			host %= 2 // no pod's
+		}
+		from = podAddrs(1+r.IntN(len(nodes)), host)
 	}
 	from = slices.DeleteFunc(slices.Clone(from), func(a netip.Addr) bool { return a.Is4() != is4 })
 	if len(from) == 0 {
