@@ -48,11 +48,10 @@ func (s *Simulator) anpSubject(sub *kepanp.Subject, pod *inventory.Pod) bool {
 // anpMatch asks one rule: L4 and one of the peers must match (S0-29, S0-30). No
 // peers match nothing (S0-31), and only pods are peers (S0-40, S0-50).
 func (s *Simulator) anpMatch(c *connection, d flow.Direction, subject *inventory.Pod, l4 *kepanp.L4Selector, peers []kepanp.Peer) bool {
-	peer := c.peer(d).pod
-	if peer == nil {
-		return false
-	}
-	if !slices.ContainsFunc(peers, func(p kepanp.Peer) bool { return s.anpPeer(&p, subject, peer) }) {
+	peer := c.peer(d)
+	if !slices.ContainsFunc(peers, func(p kepanp.Peer) bool {
+		return peer.is(func(pod *inventory.Pod) bool { return s.anpPeer(&p, subject, pod) })
+	}) {
 		return false
 	}
 	if l4.AllPorts != nil && *l4.AllPorts { // S0-55

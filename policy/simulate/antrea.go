@@ -163,11 +163,20 @@ func generatedName(d flow.Direction, r *antrea.Rule) string {
 // behind it; passed reports that a Pass matched, which leaves out every tier but
 // the baseline (S2-23).
 func (s *Simulator) antrea(c *connection, d flow.Direction, subject *inventory.Pod, place antreaPlace) (o Outcome, done, passed bool) {
+	var rules []*antreaRule
 	for i := range s.antreaPolicies.rules[d] {
-		r := &s.antreaPolicies.rules[d][i]
-		if r.place() != place || !s.antreaSubject(r, subject) || !s.antreaPeers(c, d, subject, r) || !s.antreaL4(c, d, r) {
-			continue
+		if r := &s.antreaPolicies.rules[d][i]; r.place() == place && s.antreaSubject(r, subject) {
+			rules = append(rules, r)
 		}
+	}
+	i, a := first(len(rules), func(i int) answer {
+		return c.ask(func(c *connection) bool { return s.antreaPeers(c, d, subject, rules[i]) && s.antreaL4(c, d, rules[i]) })
+	}, func(i int) bool { return rules[i].action() == "Allow" })
+	switch a {
+	case inDoubt:
+		return doubted(), true, false
+	case yes:
+		r := rules[i]
 		switch r.action() {
 		case "Allow":
 			return decided(classifier.Allow, r.obj, d, r.name, r.index), true, false
@@ -251,6 +260,22 @@ func (s *Simulator) groupHasPod(r *antreaRule, name string, pod *inventory.Pod) 
 	return s.antreaPods(r.cluster, r.obj.Namespace, antrea.Peer{PodSelector: g.PodSelector, NamespaceSelector: g.NamespaceSelector}, pod)
 }
 
+// groupOfPods: a group, or a child of it, that may have pods.
+func (s *Simulator) groupOfPods(r *antreaRule, name string) bool {
+	g := s.group(r, name)
+	switch {
+	case g == nil:
+		return false
+	case len(g.ChildGroups) > 0:
+		return slices.ContainsFunc(g.ChildGroups, func(child string) bool { return s.groupOfPods(r, child) })
+	case g.ServiceReference != nil: // S2-74
+		return slices.ContainsFunc(s.inv.Services, func(svc inventory.Service) bool {
+			return svc.Namespace == g.ServiceReference.Namespace && svc.Name == g.ServiceReference.Name && len(svc.Selector) > 0
+		})
+	}
+	return g.PodSelector != nil || g.NamespaceSelector != nil
+}
+
 // groupHasAddr: members that are address ranges.
 func (s *Simulator) groupHasAddr(r *antreaRule, name string, peer *party) bool {
 	g := s.group(r, name)
@@ -308,13 +333,16 @@ func (s *Simulator) antreaPeer(peer *party, subject *inventory.Pod, r *antreaRul
 	case p.IPBlock != nil:
 		return antreaBlock(p.IPBlock, peer)
 	case p.Group != "":
-		return peer.pod != nil && s.groupHasPod(r, p.Group, peer.pod) || s.groupHasAddr(r, p.Group, peer)
+		if peer.pod == nil {
+			return peer.guess && s.groupOfPods(r, p.Group) || s.groupHasAddr(r, p.Group, peer)
+		}
+		return s.groupHasPod(r, p.Group, peer.pod) || s.groupHasAddr(r, p.Group, peer)
 	case p.FQDN != "": // S4-23
 		return s.resolved(antreaName(p.FQDN), peer.addr)
 	case p.NodeSelector != nil: // S2-49, S2-95
 		return s.nodeSelected(p.NodeSelector, peer)
 	case peer.pod == nil:
-		return false
+		return peer.guess
 	case p.ServiceAccount != nil:
 		return hasServiceAccount(peer.pod, p.ServiceAccount)
 	case p.Namespaces != nil:

@@ -174,10 +174,13 @@ func (s *Simulator) ciliumMatch(c *connection, d flow.Direction, subject *invent
 
 func (s *Simulator) ciliumPeer(peer *party, subject *inventory.Pod, o *api.Object, p *ciliumPeers) bool {
 	// What is neither a pod nor a node is outside the cluster: the world.
-	world := peer.pod == nil && peer.node == nil
+	outside := peer.pod == nil && peer.node == nil
+	// Names have addresses, and whose they are otherwise does not matter; what else
+	// is about the world leaves pods out, those about to start included.
+	world := outside && (!peer.unknown || peer.guess)
 	return slices.ContainsFunc(p.endpoints, func(sel metav1.LabelSelector) bool {
 		if peer.pod == nil {
-			return false
+			return peer.guess
 		}
 		// A namespaced policy means its own namespace unless the selector names one.
 		if o.Namespace != "" && !namesNamespace(&sel) && peer.pod.Namespace != o.Namespace {
@@ -202,7 +205,7 @@ func (s *Simulator) ciliumPeer(peer *party, subject *inventory.Pod, o *api.Objec
 		case "world-ipv6":
 			return world && peer.addr.Is6()
 		case "cluster":
-			return !world
+			return !outside || peer.guess
 		case "host":
 			return subject.Node != "" && slices.Contains(peer.node, subject.Node)
 		case "remote-node":
@@ -211,11 +214,11 @@ func (s *Simulator) ciliumPeer(peer *party, subject *inventory.Pod, o *api.Objec
 		return false // none, and what nobody here is: health, init
 	}) || slices.ContainsFunc(p.fqdns, func(f cilium.FQDN) bool {
 		if f.MatchName != "" {
-			return world && s.resolved(func(name string) bool { return name == normal(f.MatchName) }, peer.addr)
+			return outside && s.resolved(func(name string) bool { return name == normal(f.MatchName) }, peer.addr)
 		}
-		return world && s.resolved(ciliumName(f.MatchPattern), peer.addr)
+		return outside && s.resolved(ciliumName(f.MatchPattern), peer.addr)
 	}) || slices.ContainsFunc(p.services, func(svc cilium.Service) bool {
-		return peer.pod != nil && s.behindService(&svc, peer.pod)
+		return s.behindService(&svc, peer)
 	}) || slices.ContainsFunc(p.nodes, func(sel metav1.LabelSelector) bool {
 		return s.nodeSelected(stripSources(&sel), peer)
 	})
@@ -223,7 +226,7 @@ func (s *Simulator) ciliumPeer(peer *party, subject *inventory.Pod, o *api.Objec
 
 // behindService: the pods a Service selects, in its namespace. A Service is named
 // or selected by its labels; without a namespace it may be in any.
-func (s *Simulator) behindService(t *cilium.Service, pod *inventory.Pod) bool {
+func (s *Simulator) behindService(t *cilium.Service, peer *party) bool {
 	return slices.ContainsFunc(s.inv.Services, func(svc inventory.Service) bool {
 		namespace, named := "", false
 		if t.K8sService != nil {
@@ -231,8 +234,9 @@ func (s *Simulator) behindService(t *cilium.Service, pod *inventory.Pod) bool {
 		} else {
 			namespace, named = t.K8sServiceSelector.Namespace, s.selects(t.K8sServiceSelector.Selector, svc.Labels)
 		}
-		return named && (namespace == "" || namespace == svc.Namespace) && svc.Namespace == pod.Namespace &&
-			len(svc.Selector) > 0 && labels.SelectorFromSet(svc.Selector).Matches(labels.Set(pod.Labels))
+		return named && (namespace == "" || namespace == svc.Namespace) && len(svc.Selector) > 0 && peer.is(func(pod *inventory.Pod) bool {
+			return svc.Namespace == pod.Namespace && labels.SelectorFromSet(svc.Selector).Matches(labels.Set(pod.Labels))
+		})
 	})
 }
 

@@ -48,9 +48,8 @@
 //   - BaselineAdminNetworkPolicy has no priority and ranks behind those that do.
 //
 // Names have addresses only after [Simulator.Resolve]. The documents know no
-// address that belongs to a pod nobody has told us about yet:
-// [Simulator.Evaluate] refuses those with [ErrUnknownAddress]; what Tierwall does
-// with them is specified and tested in classifier/oracle.
+// address that belongs to a pod nobody has told us about yet; X-61 says what is in
+// doubt about one, and a rule that is in doubt and matters drops.
 //
 // The package is test support and is never imported by product code.
 package simulate

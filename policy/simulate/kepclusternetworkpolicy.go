@@ -65,28 +65,53 @@ func sortClusterPolicies(ps []clusterPolicy) {
 
 // clusterPolicies answers for ClusterNetworkPolicy: over all policies, is there
 // an Empower; if not, a Deny; then, either way, an Allow (S1-05…S1-10). Where
-// several rules of the action match, the first by policy name is named.
+// several rules of the action match, the first by policy name is named. An Empower
+// in doubt counts whatever other ones there are.
 func (s *Simulator) clusterPolicies(c *connection, d flow.Direction, subject *inventory.Pod) (o Outcome, done bool) {
-	find := func(action string) (Outcome, bool) {
-		for _, p := range s.cluster {
-			for i := range p.rules[d] {
-				if r := &p.rules[d][i]; r.action == action && s.clusterMatch(c, d, subject, &p, r) {
-					v := classifier.Allow
-					if action == "Deny" {
-						v = classifier.Drop
-					}
-					return decided(v, p.obj, d, "", i), true
-				}
-			}
+	empowered := no
+	for _, m := range s.clusterRules(c, d, subject, s.cluster, "Empower") {
+		if m.matches == inDoubt {
+			return doubted(), true
 		}
-		return Outcome{}, false
+		empowered = max(empowered, m.matches)
 	}
-	if _, empowered := find("Empower"); !empowered {
-		if o, done = find("Deny"); done {
+	if empowered == no {
+		if o, done = strongest(d, s.clusterRules(c, d, subject, s.cluster, "Deny"), classifier.Drop); done {
 			return o, true
 		}
 	}
-	return find("Allow")
+	return strongest(d, s.clusterRules(c, d, subject, s.cluster, "Allow"), classifier.Allow)
+}
+
+// clusterLine is a rule that has been asked.
+type clusterLine struct {
+	obj     *api.Object
+	index   int
+	matches answer
+}
+
+// clusterRules asks the rules with an action, by policy name and index.
+func (s *Simulator) clusterRules(c *connection, d flow.Direction, subject *inventory.Pod, policies []clusterPolicy, action string) (out []clusterLine) {
+	for _, p := range policies {
+		for i := range p.rules[d] {
+			if r := &p.rules[d][i]; r.action == action {
+				out = append(out, clusterLine{p.obj, i, c.ask(func(c *connection) bool { return s.clusterMatch(c, d, subject, &p, r) })})
+			}
+		}
+	}
+	return out
+}
+
+// strongest is the answer of rules that all have one verdict.
+func strongest(d flow.Direction, lines []clusterLine, v classifier.Verdict) (o Outcome, done bool) {
+	i, a := first(len(lines), func(i int) answer { return lines[i].matches }, func(int) bool { return v == classifier.Allow })
+	switch a {
+	case no:
+		return Outcome{}, false
+	case inDoubt:
+		return doubted(), true
+	}
+	return decided(v, lines[i].obj, d, "", lines[i].index), true
 }
 
 // clusterDefaults answers for ClusterDefaultNetworkPolicy: their rules add up,
@@ -95,15 +120,12 @@ func (s *Simulator) clusterPolicies(c *connection, d flow.Direction, subject *in
 func (s *Simulator) clusterDefaults(c *connection, d flow.Direction, subject *inventory.Pod) (o Outcome, done bool) {
 	var isolating []string
 	for _, p := range s.clusterDefault {
-		if !p.isolates[d] || !s.clusterSubject(&p, subject) {
-			continue
+		if p.isolates[d] && s.clusterSubject(&p, subject) {
+			isolating = append(isolating, ref(p.obj))
 		}
-		isolating = append(isolating, ref(p.obj))
-		for i := range p.rules[d] {
-			if s.clusterMatch(c, d, subject, &p, &p.rules[d][i]) {
-				return decided(classifier.Allow, p.obj, d, "", i), true
-			}
-		}
+	}
+	if o, done = strongest(d, s.clusterRules(c, d, subject, s.clusterDefault, ""), classifier.Allow); done {
+		return o, true
 	}
 	return isolated(isolating)
 }
@@ -117,11 +139,9 @@ func (s *Simulator) clusterSubject(p *clusterPolicy, pod *inventory.Pod) bool {
 // clusterMatch asks one rule. No peers mean every source (S1-26), but whatever a
 // rule says, it is about traffic inside the cluster (S1-36): only pods are peers.
 func (s *Simulator) clusterMatch(c *connection, d flow.Direction, subject *inventory.Pod, p *clusterPolicy, r *clusterRule) bool {
-	peer := c.peer(d).pod
-	if peer == nil || !s.clusterSubject(p, subject) {
-		return false
-	}
-	if len(r.peers) > 0 && !slices.ContainsFunc(r.peers, func(p kepcnp.Peer) bool { return s.clusterPeer(&p, subject, peer) }) {
+	if !s.clusterSubject(p, subject) || !c.peer(d).is(func(pod *inventory.Pod) bool {
+		return len(r.peers) == 0 || slices.ContainsFunc(r.peers, func(p kepcnp.Peer) bool { return s.clusterPeer(&p, subject, pod) })
+	}) {
 		return false
 	}
 	return len(r.ports) == 0 || slices.ContainsFunc(r.ports, func(p networkingv1.NetworkPolicyPort) bool { // S1-25

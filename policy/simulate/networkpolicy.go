@@ -29,12 +29,12 @@ func (s *Simulator) networkPolicies(c *connection, d flow.Direction, subject *in
 		isolating = append(isolating, ref(p.obj))
 		if d == flow.Ingress {
 			for i, r := range p.spec.Ingress {
-				lines = append(lines, line{obj: p.obj, index: i, matches: s.npMatch(c, d, subject, r.From, r.Ports)})
+				lines = append(lines, line{obj: p.obj, index: i, matches: c.ask(func(c *connection) bool { return s.npMatch(c, d, subject, r.From, r.Ports) })})
 			}
 			continue
 		}
 		for i, r := range p.spec.Egress {
-			lines = append(lines, line{obj: p.obj, index: i, matches: s.npMatch(c, d, subject, r.To, r.Ports)})
+			lines = append(lines, line{obj: p.obj, index: i, matches: c.ask(func(c *connection) bool { return s.npMatch(c, d, subject, r.To, r.Ports) })})
 		}
 	}
 	return lines, isolating
@@ -74,17 +74,16 @@ func (s *Simulator) npPeer(p *networkingv1.NetworkPolicyPeer, peer *party, subje
 		}
 		return !slices.ContainsFunc(p.IPBlock.Except, func(e string) bool { return contains(e, peer.addr) })
 	}
-	if peer.pod == nil {
-		return false
-	}
-	if p.NamespaceSelector == nil { // pods of the policy's own namespace
-		if peer.pod.Namespace != subject.Namespace {
+	return peer.is(func(pod *inventory.Pod) bool {
+		if p.NamespaceSelector == nil { // pods of the policy's own namespace
+			if pod.Namespace != subject.Namespace {
+				return false
+			}
+		} else if !s.selects(p.NamespaceSelector, s.nsLabels[pod.Namespace]) {
 			return false
 		}
-	} else if !s.selects(p.NamespaceSelector, s.nsLabels[peer.pod.Namespace]) {
-		return false
-	}
-	return p.PodSelector == nil || s.selects(p.PodSelector, peer.pod.Labels)
+		return p.PodSelector == nil || s.selects(p.PodSelector, pod.Labels)
+	})
 }
 
 func contains(cidr string, a netip.Addr) bool {

@@ -19,7 +19,7 @@ type line struct {
 	auth    bool // needs authentication, which nobody here can do
 	index   int
 	name    string
-	matches bool
+	matches answer
 }
 
 // normalPolicies answers for NetworkPolicy v1 and Cilium policies together. All
@@ -41,34 +41,35 @@ func (s *Simulator) normalPolicies(c *connection, d flow.Direction, subject *inv
 			isolating = append(isolating, ref(r.obj))
 		}
 		for _, l := range r.lines[d] {
-			lines = append(lines, line{r.obj, r.order, l.deny, l.auth, l.index, l.name, l.matches(c, d, subject)})
+			matches := c.ask(func(c *connection) bool { return l.matches(c, d, subject) })
+			lines = append(lines, line{r.obj, r.order, l.deny, l.auth, l.index, l.name, matches})
 		}
 	}
 	slices.SortStableFunc(lines, func(a, b line) int {
 		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(denyFirst(a), denyFirst(b)), strings.Compare(qualified(a.obj), qualified(b.obj)),
 			cmp.Compare(a.index, b.index), strings.Compare(ref(a.obj), ref(b.obj)))
 	})
-	first := func(ok func(line) bool) *line {
-		if i := slices.IndexFunc(lines, func(l line) bool { return l.matches && ok(l) }); i >= 0 {
-			return &lines[i]
-		}
-		return nil
+	i, a := first(len(lines), func(i int) answer { return lines[i].matches }, func(i int) bool { return !lines[i].deny })
+	switch {
+	case a == no:
+		return isolated(isolating)
+	case a == inDoubt:
+		return doubted(), true
+	case lines[i].deny:
+		return decided(classifier.Drop, lines[i].obj, d, lines[i].name, lines[i].index), true
 	}
-	if l := first(func(line) bool { return true }); l != nil {
-		if l.deny {
-			return decided(classifier.Drop, l.obj, d, l.name, l.index), true
+	// Authentication is not a verdict: a rule that asks for it does so for every
+	// rule that allows the connection, whatever their order (S3-32, S3-34). Nobody
+	// here can authenticate.
+	if n := slices.IndexFunc(lines, func(l line) bool { return l.auth && l.matches != no }); n >= 0 {
+		if lines[n].matches == inDoubt {
+			return doubted(), true
 		}
-		// Authentication is not a verdict: a rule that asks for it does so for
-		// every rule that allows the connection, whatever their order (S3-32,
-		// S3-34). Nobody here can authenticate.
-		if needs := first(func(l line) bool { return l.auth }); needs != nil {
-			o = decided(classifier.Drop, needs.obj, d, needs.name, needs.index)
-			o.Reason = classifier.ReasonAuthRequired
-			return o, true
-		}
-		return decided(classifier.Allow, l.obj, d, l.name, l.index), true
+		o = decided(classifier.Drop, lines[n].obj, d, lines[n].name, lines[n].index)
+		o.Reason = classifier.ReasonAuthRequired
+		return o, true
 	}
-	return isolated(isolating)
+	return decided(classifier.Allow, lines[i].obj, d, lines[i].name, lines[i].index), true
 }
 
 func denyFirst(l line) int {

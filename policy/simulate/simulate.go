@@ -2,7 +2,6 @@ package simulate
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -23,10 +22,6 @@ import (
 	"github.com/tierwall/tierwall/policy/api/kepcnp"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
-
-// ErrUnknownAddress is returned for a connection with an address inside a node's
-// pod CIDR that no pod has.
-var ErrUnknownAddress = errors.New("address inside a pod CIDR belongs to no pod")
 
 // Result is the answer for one connection.
 type Result struct {
@@ -138,19 +133,12 @@ func New(objs []*api.Object, inv *inventory.Snapshot, node string) (*Simulator, 
 
 // Evaluate decides a connection, given in the direction it is opened. Addresses
 // are those after the Service proxy has chosen a backend.
-func (s *Simulator) Evaluate(k flow.Key) (Result, error) { return s.EvaluateVia(k, flow.Service{}) }
+func (s *Simulator) Evaluate(k flow.Key) Result { return s.EvaluateVia(k, flow.Service{}) }
 
 // EvaluateVia decides a connection that was opened to via, of which the Service
 // proxy made k. Zero: it was opened to k.
-func (s *Simulator) EvaluateVia(k flow.Key, via flow.Service) (Result, error) {
-	src, err := s.lookup(k.Src.Netip())
-	if err != nil {
-		return Result{}, err
-	}
-	dst, err := s.lookup(k.Dst.Netip())
-	if err != nil {
-		return Result{}, err
-	}
+func (s *Simulator) EvaluateVia(k flow.Key, via flow.Service) Result {
+	src, dst := s.lookup(k.Src.Netip()), s.lookup(k.Dst.Netip())
 	c := connection{key: k, src: src, dst: dst, openedTo: dst.addr, openedPort: k.DstPort}
 	if !via.IsZero() {
 		c.openedTo, c.openedPort = via.Addr.Netip(), via.Port
@@ -161,23 +149,25 @@ func (s *Simulator) EvaluateVia(k flow.Key, via flow.Service) (Result, error) {
 	if r.Verdict == classifier.Allow {
 		r.Verdict = r.Ingress.Verdict
 	}
-	return r, nil
+	return r
 }
 
 // party is one end of a connection: a pod on the pod network, a node, or (both
-// nil) something outside the cluster.
+// nil) something else, inside a pod network if unknown.
 type party struct {
-	addr netip.Addr
-	pod  *inventory.Pod
-	node []string
+	addr    netip.Addr
+	pod     *inventory.Pod
+	node    []string
+	unknown bool // inside a node's pod CIDR, no pod's and no node's
+	guess   bool // how doubts about an unknown address are resolved, see connection.ask
 }
 
-func (s *Simulator) lookup(a netip.Addr) (party, error) {
+func (s *Simulator) lookup(a netip.Addr) party {
 	p := party{addr: a}
 	for i := range s.inv.Pods {
 		if pod := &s.inv.Pods[i]; slices.Contains(pod.IPs, a) {
 			if !pod.HostNetwork {
-				return party{addr: a, pod: pod}, nil
+				return party{addr: a, pod: pod}
 			}
 			p.node = append(p.node, pod.Node)
 		}
@@ -191,10 +181,8 @@ func (s *Simulator) lookup(a netip.Addr) (party, error) {
 			inPodCIDR = inPodCIDR || c.Contains(a)
 		}
 	}
-	if p.node == nil && inPodCIDR {
-		return p, fmt.Errorf("%s: %w", a, ErrUnknownAddress)
-	}
-	return p, nil
+	p.unknown = p.node == nil && inPodCIDR
+	return p
 }
 
 // connection is a key with both ends looked up.

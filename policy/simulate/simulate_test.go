@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -180,11 +179,7 @@ func check(t *testing.T, s *Simulator, inv *inventory.Snapshot, line string) {
 			continue
 		}
 		k := flow.Key{Src: flow.AddrFrom(side(t, inv, f[0], family)), Dst: flow.AddrFrom(side(t, inv, f[2], family)), Proto: p, DstPort: uint16(n)}
-		res, err := s.Evaluate(k)
-		if err != nil {
-			t.Errorf("%s: %v", conn, err)
-			continue
-		}
+		res := s.Evaluate(k)
 		if got := text(&res.Egress) + "; " + text(&res.Ingress); got != strings.TrimSuffix(want, " v4only") {
 			t.Errorf("%s (%s)\n got  %s\n want %s", conn, k, got, want)
 		}
@@ -253,12 +248,36 @@ func TestFreeOfPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(t, s, inv, "x/a > x/far 80/TCP: not-local; Drop [x/deny]")
-	k := flow.MakeKey(flow.TCP, netip.MustParseAddrPort("10.0.0.99:1"), netip.MustParseAddrPort("10.0.0.3:80"))
-	for _, k := range []flow.Key{k, k.Reverse()} {
-		if _, err := s.Evaluate(k); !errors.Is(err, ErrUnknownAddress) {
-			t.Errorf("%s: error %v, want ErrUnknownAddress", k, err)
-		}
+}
+
+// TestAddressNoPodHas is X-61, in every language.
+func TestAddressNoPodHas(t *testing.T) {
+	inv := world(t, "x", "x/a app=a")
+	for _, tt := range []struct{ name, doc, line string }{
+		{"NetworkPolicy: block", np("x", "p", "  podSelector: {}\n  ingress: [{from: [{ipBlock: {cidr: 0.0.0.0/0}}]}]\n"), "Allow x/p ingress[0]"},
+		{"NetworkPolicy: other block", np("x", "p", "  podSelector: {}\n  ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24}}]}]\n"), "Drop [x/p]"},
+		{"NetworkPolicy: selector", np("x", "p", "  podSelector: {}\n  ingress: [{from: [{namespaceSelector: {}}]}]\n"), "unknown-peer"},
+		{"NetworkPolicy: everybody, the pod's own port by name", np("x", "p", "  podSelector: {}\n  ingress: [{ports: [{port: http}]}]\n"), "Drop [x/p]"},
+		{"NetworkPolicy: selector and block", np("x", "p", "  podSelector: {}\n  ingress: [{from: [{namespaceSelector: {}}]}, {from: [{ipBlock: {cidr: 10.0.0.0/24}}]}]\n"), "Allow x/p ingress[1]"},
+		{"KEP", anp("p", 5, "  subject: {namespaceSelector: {}}\n  ingress: [{action: Deny, from: [{namespaces: {self: true}}], l4Selector: {allPorts: true}}]\n"), "unknown-peer"},
+		{"release: namespaces", release("p", 1, "  subject: {namespaces: {}}\n  ingress: [{action: Deny, from: [{namespaces: {}}]}]\n"), "unknown-peer"},
+		{"Antrea: block elsewhere", acnp("p", "platform", 1, all+"  ingress: [{name: r, action: Drop, from: [{ipBlock: {cidr: 203.0.113.0/24}}]}]\n"), "default"},
+		{"Antrea: block", acnp("p", "platform", 1, all+"  ingress: [{name: r, action: Drop, from: [{ipBlock: {cidr: 10.0.0.0/8}}]}]\n"), "Drop /p r"},
+		{"Antrea: nodes", acnp("p", "platform", 1, all+"  egress: [{name: r, action: Drop, to: [{nodeSelector: {}}]}]\n"), "default"},
+		{"Antrea: pods", acnp("p", "platform", 1, all+"  ingress: [{name: r, action: Drop, from: [{podSelector: {}}]}]\n"), "unknown-peer"},
+		{"Cilium: CIDR leaves pods out", ciliumDoc("x", "p", everyPod+"  ingress: [{fromCIDR: [10.0.0.0/8]}]\n"), "unknown-peer"},
+		{"Cilium: CIDR elsewhere", ciliumDoc("x", "p", everyPod+"  ingress: [{fromCIDR: [203.0.113.0/24]}]\n"), "Drop [x/p]"},
+		{"Cilium: all", ciliumDoc("x", "p", everyPod+"  ingress: [{fromEntities: [all]}]\n"), "Allow x/p ingress[0]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			run(t, inv, []string{tt.doc}, "10.0.0.99 > x/a 80/TCP: not-local; "+tt.line+" v4only")
+		})
 	}
+	egress := "  podSelector: {}\n  policyTypes: [Egress]\n  egress:\n  - "
+	run(t, inv, []string{np("x", "p", egress+"{to: [{ipBlock: {cidr: 10.0.0.0/24}}], ports: [{port: http}]}\n")},
+		"x/a > 10.0.0.99 80/TCP: unknown-peer; not-local v4only") // a name of nobody's port
+	run(t, inv, []string{release("p", 1, "  subject: {namespaces: {}}\n  egress: [{action: Deny, to: [{networks: [203.0.113.0/24]}]}]\n")},
+		"x/a > 10.0.0.99 80/TCP: default; not-local v4only")
 }
 
 // TestUnscheduled: hand-written pods need not name a node. Their addresses are

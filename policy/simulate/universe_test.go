@@ -41,7 +41,8 @@ var (
 	igmpTypes = []int32{17, 18, 22, 34}
 	multicast = addrs("224.0.0.1", "225.1.2.3")
 	outside   = addrs("192.0.2.1", "192.0.2.9", "2001:db8::1", "2001:db8::9")
-	cidrs     = [][]string{ // a block and what may be left out of it
+	nobodys   = addrs("10.0.0.0", "10.0.0.12", "10.0.0.200", "fd00::", "fd00::c", "fd00::c8") // in the pod network
+	cidrs     = [][]string{                                                                   // a block and what may be left out of it
 		{"0.0.0.0/0", "10.0.0.0/24", "192.0.2.8/29", "172.16.0.0/30"},
 		{"192.0.2.0/24", "192.0.2.8/29", "192.0.2.1/32"},
 		{"10.0.0.0/24", "10.0.0.2/32", "10.0.0.4/30"},
@@ -73,6 +74,9 @@ func randomInventory(r *rand.Rand, m mix) *inventory.Snapshot {
 		{Name: "n1", Labels: randomLabels(r, nodeKeys), Addrs: addrs("172.16.0.1", "fd01::1")},
 		{Name: "n2", Labels: randomLabels(r, nodeKeys), Addrs: addrs("172.16.0.2", "fd01::2")},
 	}}
+	if chance(r, 3) { // a bridge's foot in the pod network that the node lists
+		inv.Nodes[0].Addrs = append(inv.Nodes[0].Addrs, addrs("10.0.0.200", "fd00::c8")...)
+	}
 	if chance(r, 2) {
 		inv.Nodes[0].PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::/120")}
 	}
@@ -415,6 +419,9 @@ func randomNames(r *rand.Rand, inv *inventory.Snapshot) map[string][]netip.Addr 
 		if chance(r, 2) {
 			out[name] = append(out[name], pick(r, outside), pick(r, outside))
 		}
+		if chance(r, 6) {
+			out[name] = append(out[name], pick(r, nobodys), pick(r, nobodys))
+		}
 		if chance(r, 4) { // as a headless Service has it
 			out[name] = append(out[name], pick(r, inv.Pods).IPs...)
 		}
@@ -422,13 +429,15 @@ func randomNames(r *rand.Rand, inv *inventory.Snapshot) map[string][]netip.Addr 
 	return out
 }
 
-// randomKey draws a connection between known addresses: pods mostly, nodes, and
-// outside.
+// randomKey draws a connection: between pods mostly, nodes, outside, and addresses
+// of the pod network that are nobody's.
 func randomKey(r *rand.Rand, inv *inventory.Snapshot) flow.Key {
 	is4 := chance(r, 2)
 	end := func() flow.Addr {
 		var from []netip.Addr
-		switch r.IntN(14) {
+		switch r.IntN(15) {
+		case 14:
+			from = nobodys
 		case 0:
 			from = outside
 		case 1:

@@ -60,6 +60,8 @@ func (r *upstreamRule) strictness() int {
 	return 2
 }
 
+func (r *upstreamRule) allows() bool { return r.action == "Allow" || r.action == "Accept" }
+
 // numberedRule is a rule in the one order of its level.
 type numberedRule struct {
 	policy *upstreamPolicy
@@ -90,20 +92,21 @@ func upstreamOrder(ps []upstreamPolicy, l level, d flow.Direction) []numberedRul
 // upstream answers for one level. done is false when evaluation goes on behind
 // it: nothing matched, or a Pass, which leaves the rest of the level out.
 func (s *Simulator) upstream(c *connection, d flow.Direction, subject *inventory.Pod, l level) (o Outcome, done bool) {
-	for _, r := range s.upstreamRules[l][d] {
-		if !r.policy.subject(subject) || !r.matches(c, d, subject) {
-			continue
-		}
-		switch r.action {
-		case "Allow", "Accept":
-			return decided(classifier.Allow, r.policy.obj, d, r.name, r.index), true
-		case "Deny":
-			return decided(classifier.Drop, r.policy.obj, d, r.name, r.index), true
-		case "Pass":
-			return Outcome{}, false
-		}
+	rules := slices.DeleteFunc(slices.Clone(s.upstreamRules[l][d]), func(r numberedRule) bool { return !r.policy.subject(subject) })
+	i, a := first(len(rules), func(i int) answer {
+		return c.ask(func(c *connection) bool { return rules[i].matches(c, d, subject) })
+	}, func(i int) bool { return rules[i].allows() })
+	switch {
+	case a == no:
+		return Outcome{}, false
+	case a == inDoubt:
+		return doubted(), true
+	case rules[i].allows():
+		return decided(classifier.Allow, rules[i].policy.obj, d, rules[i].name, rules[i].index), true
+	case rules[i].action == "Deny":
+		return decided(classifier.Drop, rules[i].policy.obj, d, rules[i].name, rules[i].index), true
 	}
-	return Outcome{}, false
+	return Outcome{}, false // Pass
 }
 
 // A KEP priority p has rank 1001-p. A policy without a priority stands
@@ -144,7 +147,7 @@ func (s *Simulator) newReleased(o *api.Object) (p upstreamPolicy, ok bool) {
 		return func(pod *inventory.Pod) bool { return s.namespacesOrPods(sub.Namespaces, sub.Pods, pod) }
 	}
 	in := func(p *anpv1.IngressPeer, _ *connection, peer *party, _ *inventory.Pod) bool {
-		return peer.pod != nil && s.namespacesOrPods(p.Namespaces, p.Pods, peer.pod)
+		return peer.is(func(pod *inventory.Pod) bool { return s.namespacesOrPods(p.Namespaces, p.Pods, pod) })
 	}
 	out := func(p *anpv1.EgressPeer, _ *connection, peer *party, _ *inventory.Pod) bool {
 		return s.releasedEgress(p, peer)
@@ -153,7 +156,7 @@ func (s *Simulator) newReleased(o *api.Object) (p upstreamPolicy, ok bool) {
 		return s.releasedEgress(&anpv1.EgressPeer{Namespaces: p.Namespaces, Pods: p.Pods, Nodes: p.Nodes, Networks: p.Networks}, peer)
 	}
 	first := func(p *anpv1.Peer011, _ *connection, peer *party, sub *inventory.Pod) bool {
-		return peer.pod != nil && s.peer011(p, sub, peer.pod)
+		return peer.is(func(pod *inventory.Pod) bool { return s.peer011(p, sub, pod) })
 	}
 	switch v := o.Value.(type) {
 	case *anpv1.AdminNetworkPolicy:
@@ -187,7 +190,7 @@ func (s *Simulator) releasedEgress(p *anpv1.EgressPeer, peer *party) bool {
 	case len(p.DomainNames) > 0:
 		return slices.ContainsFunc(p.DomainNames, func(n string) bool { return s.resolved(upstreamName(n), peer.addr) })
 	}
-	return peer.pod != nil && s.namespacesOrPods(p.Namespaces, p.Pods, peer.pod)
+	return peer.is(func(pod *inventory.Pod) bool { return s.namespacesOrPods(p.Namespaces, p.Pods, pod) })
 }
 
 // nodeSelected reports whether the address is in the status of a node with such
@@ -269,9 +272,8 @@ func portIn(c *connection, protocol corev1.Protocol, first, last int32) bool {
 // namedPort reports whether the destination is a pod with a container port of
 // the name and protocol at the destination port.
 func namedPort(c *connection, name string, protocol flow.Proto) bool {
-	return c.dst.pod != nil && slices.ContainsFunc(c.dst.pod.Ports, func(np rule.NamedPort) bool {
-		return np.Name == name && np.Proto == c.key.Proto && np.Port == c.key.DstPort &&
-			(protocol == flow.AnyProto || protocol == np.Proto)
+	return c.key.Proto.HasPorts() && (protocol == flow.AnyProto || protocol == c.key.Proto) && c.dst.is(func(pod *inventory.Pod) bool {
+		return slices.Contains(pod.Ports, rule.NamedPort{Name: name, Proto: c.key.Proto, Port: c.key.DstPort})
 	})
 }
 
@@ -293,8 +295,8 @@ func (s *Simulator) newCNP(o *api.Object, spec *cnpv1alpha2.Spec) upstreamPolicy
 		r := &spec.Ingress[i]
 		p.rules[flow.Ingress] = append(p.rules[flow.Ingress], upstreamRule{r.Name, string(r.Action), func(c *connection, d flow.Direction, _ *inventory.Pod) bool {
 			peer := c.peer(d)
-			return cnpProtocols(c, r.Protocols) && peer.pod != nil && slices.ContainsFunc(r.From, func(f cnpv1alpha2.IngressPeer) bool {
-				return pods(f.Namespaces, f.Pods, peer.pod)
+			return cnpProtocols(c, r.Protocols) && slices.ContainsFunc(r.From, func(f cnpv1alpha2.IngressPeer) bool {
+				return peer.is(func(pod *inventory.Pod) bool { return pods(f.Namespaces, f.Pods, pod) })
 			})
 		}})
 	}
@@ -311,7 +313,7 @@ func (s *Simulator) newCNP(o *api.Object, spec *cnpv1alpha2.Spec) upstreamPolicy
 				case len(t.DomainNames) > 0:
 					return slices.ContainsFunc(t.DomainNames, func(n cnpv1alpha2.DomainName) bool { return s.resolved(upstreamName(string(n)), peer.addr) })
 				}
-				return peer.pod != nil && pods(t.Namespaces, t.Pods, peer.pod)
+				return peer.is(func(pod *inventory.Pod) bool { return pods(t.Namespaces, t.Pods, pod) })
 			})
 		}})
 	}

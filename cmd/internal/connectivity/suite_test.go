@@ -103,8 +103,8 @@ func (s *suite) run(t *testing.T, smp *sample, index int, mode string) {
 		if a.way == fromNode {
 			// X-58; the documents know no gateway address.
 			a.want.Verdict = classifier.Allow
-		} else if a.want, err = truth.Evaluate(a.key); err != nil {
-			t.Fatalf("%s: %v", a, err)
+		} else {
+			a.want = truth.Evaluate(a.key)
 		}
 	}
 	if !*full && *onlySample == "" {
