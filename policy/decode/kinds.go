@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tierwall/tierwall/policy/api"
 )
@@ -16,12 +17,15 @@ var clusterKinds = []api.Kind{
 	{Version: "v1", Kind: "Namespace", New: func() any { return new(corev1.Namespace) }},
 	{Version: "v1", Kind: "Node", New: func() any { return new(corev1.Node) }},
 	{Version: "v1", Kind: "Service", Namespaced: true, New: func() any { return new(corev1.Service) }},
+	{Group: discoveryv1.GroupName, Version: "v1", Kind: "EndpointSlice", Namespaced: true, New: func() any { return new(discoveryv1.EndpointSlice) }},
 }
 
 // IsCluster reports whether the object describes the world and is not a policy.
 func IsCluster(o *api.Object) bool { return isClusterKind(o.Kind) }
 
-func isClusterKind(k api.Kind) bool { return k.Group == "" && k.Version == "v1" }
+func isClusterKind(k api.Kind) bool {
+	return k.Version == "v1" && (k.Group == "" || k.Group == discoveryv1.GroupName)
+}
 
 // policyGroups are API groups whose objects decide about packets, with the words
 // by which their policy kinds are told from the others; no words: all kinds are.
@@ -57,6 +61,7 @@ func (r *reader) unknownKind(group, version, kind string) (p problem, isError bo
 	for _, k := range r.kinds {
 		same := k.Group == group
 		switch {
+		case k.Group == discoveryv1.GroupName: // read for explain: another version is no error
 		case same && k.Kind == kind:
 			return problem{path: "apiVersion", message: "this version does not enforce " + gvk, hint: "use " + k.GVK()}, true
 		case same && k.Version == version && strings.EqualFold(k.Kind, kind):

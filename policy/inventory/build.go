@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -26,7 +27,8 @@ type Options struct {
 	AssignAddresses bool
 }
 
-// Build makes a snapshot of decoded v1 Pod, Namespace, Node and Service objects;
+// Build makes a snapshot of decoded v1 Pod, Namespace, Node and Service objects and
+// EndpointSlices of discovery.k8s.io/v1;
 // objects of other kinds are ignored. The objects may come in any order and are
 // not kept.
 //
@@ -44,6 +46,8 @@ func Build(objs []*api.Object, opts Options) (*Snapshot, diag.List) {
 			b.node(o, v)
 		case *corev1.Service:
 			b.service(o, v)
+		case *discoveryv1.EndpointSlice:
+			b.endpointSlice(o, v)
 		}
 	}
 	b.implied()
@@ -129,6 +133,12 @@ func (b *builder) pod(o *api.Object, v *corev1.Pod) {
 		HostNetwork:    v.Spec.HostNetwork,
 		IPs:            b.podIPs(o, &v.Status),
 		File:           o.File,
+		Terminating:    v.DeletionTimestamp != nil,
+	}
+	for _, c := range v.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			p.Unready = c.Status != corev1.ConditionTrue
+		}
 	}
 	for i, c := range v.Spec.InitContainers {
 		// An init container that keeps running is a sidecar; the others are gone
@@ -261,7 +271,12 @@ func (b *builder) node(o *api.Object, v *corev1.Node) {
 }
 
 func (b *builder) service(o *api.Object, v *corev1.Service) {
-	s := Service{Namespace: v.Namespace, Name: v.Name, Selector: maps.Clone(v.Spec.Selector), Labels: maps.Clone(v.Labels), File: o.File}
+	s := Service{
+		Namespace: v.Namespace, Name: v.Name, Selector: maps.Clone(v.Spec.Selector), Labels: maps.Clone(v.Labels), File: o.File,
+		ExternalLocal:   v.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+		InternalLocal:   v.Spec.InternalTrafficPolicy != nil && *v.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
+		PublishNotReady: v.Spec.PublishNotReadyAddresses,
+	}
 	add := func(to *[]netip.Addr, path, text string) {
 		if text == "" || text == corev1.ClusterIPNone {
 			return
@@ -306,6 +321,11 @@ func (b *builder) service(o *api.Object, v *corev1.Service) {
 			}
 			p.TargetPort = uint16(t.IntVal)
 		}
+		if sp.NodePort < 0 || sp.NodePort > 65535 {
+			b.errorf(o, at+"nodePort", "", "%d is not a port: want 1 to 65535", sp.NodePort)
+			ok = false
+		}
+		p.NodePort = uint16(sp.NodePort)
 		if ok {
 			s.Ports = append(s.Ports, p)
 		}

@@ -91,8 +91,8 @@ func TestKubectl(t *testing.T) {
 				ClusterIPs:  []netip.Addr{ip("10.96.12.34"), ip("fd00:10:96::1234")},
 				ExternalIPs: []netip.Addr{ip("203.0.113.9"), ip("192.0.2.11"), ip("203.0.113.80")},
 				Ports: []inventory.ServicePort{
-					{Name: "http", Proto: "TCP", Port: 80, TargetName: "http"},
-					{Name: "dns", Proto: "UDP", Port: 53, TargetPort: 5353},
+					{Name: "http", Proto: "TCP", Port: 80, TargetName: "http", NodePort: 31080},
+					{Name: "dns", Proto: "UDP", Port: 53, TargetPort: 5353, NodePort: 31053},
 					{Name: "plain", Proto: "TCP", Port: 9000, TargetPort: 9000},
 				},
 			},

@@ -16,6 +16,11 @@
 // policies can select it, but it is not in the world made from the snapshot.
 // A pod on the host network shares its node's addresses and is never selected.
 //
+// # What is for tools only
+//
+// Readiness of pods, node ports, traffic policies and EndpointSlices say where a
+// Service leads to. No policy asks: a change of these alone makes no new world.
+//
 // # What is implied
 //
 // A pod in a namespace nobody declared creates the namespace, with no label but

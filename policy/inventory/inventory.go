@@ -13,6 +13,9 @@ type Snapshot struct {
 	Pods       []Pod
 	Nodes      []Node
 	Services   []Service
+	// EndpointSlices are where Services lead to, for tools that ask; nil where they
+	// were not read. Nothing that is enforced depends on them.
+	EndpointSlices []EndpointSlice
 }
 
 // Namespace carries its own name as the label kubernetes.io/metadata.name, as
@@ -34,6 +37,10 @@ type Pod struct {
 	IPs             []netip.Addr // unmapped
 	Ports           []rule.NamedPort
 	File            string
+
+	// What the Service proxy asks of a backend. No policy does: a change of these
+	// alone is no change (SamePod), and snapshots on disk do without.
+	Unready, Terminating bool `json:"-"`
 }
 
 // Node is a cluster node.
@@ -56,6 +63,10 @@ type Service struct {
 	Labels      map[string]string // the Service's own
 	Ports       []ServicePort
 	File        string
+
+	// ExternalLocal and InternalLocal are the traffic policies Local;
+	// PublishNotReady counts pods that are not ready as ready. For explain only.
+	ExternalLocal, InternalLocal, PublishNotReady bool `json:",omitzero"`
 }
 
 // ServicePort maps a Service port to its backends' port.
@@ -65,4 +76,27 @@ type ServicePort struct {
 	Port       uint16
 	TargetPort uint16 // 0 when TargetName is set
 	TargetName string // named container port
+	NodePort   uint16 `json:",omitzero"` // 0 when there is none
+}
+
+// EndpointSlice is a part of a Service's backends, of one address family.
+type EndpointSlice struct {
+	Namespace, Name string
+	Service         string
+	Ports           []EndpointPort
+	Endpoints       []Endpoint
+}
+
+// EndpointPort is the number a port of the Service has at all endpoints of a slice.
+type EndpointPort struct {
+	Name  string // of the Service's port
+	Proto string
+	Port  uint16 // 0: as the client asked
+}
+
+// Endpoint is a backend. Conditions that are absent have their default values.
+type Endpoint struct {
+	Addr                        netip.Addr
+	Node                        string
+	Ready, Serving, Terminating bool
 }

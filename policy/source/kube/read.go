@@ -6,8 +6,10 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -29,6 +31,8 @@ type ReadOptions struct {
 	// Fallback is the namespace to read where reading all of them is forbidden,
 	// usually the one of the kubeconfig's context. "" means no second try.
 	Fallback string
+	// EndpointSlices reads these, too: where Services lead to, which no policy asks.
+	EndpointSlices bool
 }
 
 // Missing is a part of the cluster that could not be read.
@@ -112,9 +116,17 @@ func Read(ctx context.Context, config *rest.Config, opts ReadOptions) (
 		}
 	}
 	findings.Add(pods.findings())
+	var endpoints []inventory.EndpointSlice
+	if opts.EndpointSlices {
+		sink := newEndpointSlices()
+		if err := r.read(ctx, endpointSlices.GroupResource().String(), true, sink, r.lister(endpointSlices)); err != nil {
+			return nil, nil, diag.List{}, nil, err
+		}
+		endpoints = sink.flush()
+	}
 	snap = &inventory.Snapshot{
 		Pods: pods.flush().List(), Nodes: nodes.flush(), Services: services.flush(),
-		Namespaces: withImplied(namespaces.flush(), pods.namespaces),
+		Namespaces: withImplied(namespaces.flush(), pods.namespaces), EndpointSlices: endpoints,
 	}
 	findings.Sort()
 	return objs, snap, findings, r.missing, nil
@@ -196,4 +208,26 @@ func listAll(ctx context.Context, to sink, namespace string, list lister) ([]any
 		return nil, err
 	}
 	return items, nil
+}
+
+var endpointSlices = discoveryv1.SchemeGroupVersion.WithResource("endpointslices")
+
+// newEndpointSlices makes the sink of EndpointSlices, for Read: nothing watches them.
+func newEndpointSlices() *simple[inventory.EndpointSlice] {
+	return &simple[inventory.EndpointSlice]{
+		listed: listed[inventory.EndpointSlice]{name: func(s *inventory.EndpointSlice) objectName { return objectName{s.Namespace, s.Name} }},
+		convert: func(obj any) (s inventory.EndpointSlice, found diag.List, err error) {
+			u, ok := obj.(*unstructured.Unstructured)
+			if !ok {
+				return s, found, fmt.Errorf("want an EndpointSlice, got %T", obj)
+			}
+			var v discoveryv1.EndpointSlice
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &v); err != nil {
+				return s, found, fmt.Errorf("EndpointSlice %s/%s: %w", u.GetNamespace(), u.GetName(), err)
+			}
+			s, found = inventory.ReadEndpointSlice(&v)
+			return s, found, nil
+		},
+		same: func(*inventory.EndpointSlice, *inventory.EndpointSlice) bool { return false },
+	}
 }

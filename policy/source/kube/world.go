@@ -244,6 +244,8 @@ func newServices() *simple[inventory.Service] {
 			s, found := inventory.ReadService(v)
 			return s, found, nil
 		},
+		// Traffic policies concern no enforcement: a Service that changes in these alone
+		// stays as it was.
 		same: func(a, b *inventory.Service) bool {
 			return slices.Equal(a.ClusterIPs, b.ClusterIPs) && slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 				maps.Equal(a.Selector, b.Selector) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Ports, b.Ports)
