@@ -9,6 +9,7 @@ import (
 
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/cluster"
+	"github.com/tierwall/tierwall/policy/source/kube"
 )
 
 func newCheck() *cobra.Command {
@@ -97,7 +98,7 @@ func (w *world) check(cmd *cobra.Command, files []string) (*cli.Input, error) {
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), readTimeout)
 	defer cancel()
-	live, err := cli.Live(ctx, c.Config, w.lower, "", c.Namespace)
+	live, err := cli.Live(ctx, c.Config, w.lower, "", kube.ReadOptions{Fallback: c.Namespace})
 	if err != nil {
 		return nil, err
 	}

@@ -23,16 +23,21 @@ that has something to say about either pod, the rule that matched, and why the
 nearest others did not.
 
 A pod is NAMESPACE/POD, or just POD where that is unique. An IP address may be a
-pod's, a node's, a Service's or any other. A Service is resolved as the cluster
-does, to its backends and their target ports, and each backend is explained.
+pod's, a node's, a Service's or any other. A Service is resolved as kube-proxy does
+it, to its ready backends and their target ports, and each backend is explained. It is
+named, or asked about by any address the proxy answers for: ClusterIP, external IP,
+load balancer IP with one of its ports, node address with a node port. Backends come
+from EndpointSlices where there are any, else from the pods the Service selects.
 
 JSON: the fields of "matrix" for the one flow, plus fromIP, toIP, family, packet
-and trace. For a Service: {"from","to","port","verdict","backends":[…]}, verdict
-"mixed" when the backends differ. What could not be read of a cluster is a list
-"incomplete" in every answer.`,
+and trace, and notes where there is more to say. For a Service:
+{"from","to","port","agree","backends":[…]} and, when all backends have one verdict,
+"verdict" and what they share of "egress" and "ingress". What could not be read of a
+cluster is a list "incomplete" in every answer.`,
 		Example: `  tierwall explain -n shop --from frontend --to svc/shop/backend --port 80/TCP
   tierwall explain --manifests deploy/examples/quickstart --from shop/frontend --to shop/db --port 5432/TCP
   tierwall explain --manifests deploy/examples/quickstart --from frontend --to svc/shop/backend --port 80/TCP
+  tierwall explain -n shop --from frontend --to 192.0.2.10 --port 30080/TCP
   tierwall explain --manifests deploy/examples/quickstart --from 203.0.113.9 --to shop/backend-0 --port http/TCP
   tierwall explain --manifests deploy/examples/quickstart --from frontend --to db --port 0/ICMP --icmp 8 --family 6`,
 		Args: cobra.NoArgs,
@@ -51,6 +56,8 @@ and trace. For a Service: {"from","to","port","verdict","backends":[…]}, verdi
 					return usage(cmd, err)
 				}
 			}
+			_, notAddress := netip.ParseAddr(to)
+			q.endpoints = notAddress == nil || strings.HasPrefix(to, "svc/")
 			in, err := q.load(cmd)
 			if err != nil {
 				return err
@@ -76,14 +83,14 @@ func (q *question) explain(cmd *cobra.Command, in *cli.Input, from, to string, p
 	if src.Service != nil {
 		return errors.New("--from " + from + " is a Service: connections come from pods and addresses")
 	}
-	dst, err := query.Resolve(in.Table, in.Snapshot, q.qualify(to))
+	dst, err := query.ResolveDestination(in.Table, in.Snapshot, q.qualify(to), p)
 	if err != nil {
 		return err
 	}
 	out := cmd.OutOrStdout()
 	style := cli.StyleFor(out)
 	if dst.Service != nil {
-		e, err := query.ExplainService(in.Table, src, dst, p, q.family)
+		e, err := query.ExplainService(in.Table, in.Snapshot, src, dst, p, q.family)
 		if err != nil {
 			return err
 		}

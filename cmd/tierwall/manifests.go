@@ -14,6 +14,7 @@ import (
 	"github.com/tierwall/tierwall/cmd/internal/cluster"
 	"github.com/tierwall/tierwall/cmd/internal/query"
 	"github.com/tierwall/tierwall/policy/lower"
+	"github.com/tierwall/tierwall/policy/source/kube"
 )
 
 // readTimeout bounds reading a cluster.
@@ -25,6 +26,7 @@ type world struct {
 	manifests string
 	cluster   cluster.Options
 	lower     lower.Options
+	endpoints bool // the question is about a Service, perhaps: read EndpointSlices
 }
 
 func (w *world) flags(cmd *cobra.Command) {
@@ -63,7 +65,7 @@ func (w *world) live(cmd *cobra.Command, node string) (*cli.Input, error) {
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), readTimeout)
 	defer cancel()
-	return cli.Live(ctx, c.Config, w.lower, node, c.Namespace)
+	return cli.Live(ctx, c.Config, w.lower, node, kube.ReadOptions{Fallback: c.Namespace, EndpointSlices: w.endpoints})
 }
 
 // question has the flags of commands that ask policies something.

@@ -33,13 +33,13 @@ type Gap struct {
 }
 
 // Live reads a cluster with its user's rights and compiles it as Load does
-// manifests. fallback is the namespace to read where reading all is forbidden.
+// manifests.
 //
 // A daemon leaves an object with errors out and enforces the others, and so does
 // the answer: errors that belong to an object are in Findings, and there is a
 // Table all the same. The error is about everything: no answer.
-func Live(ctx context.Context, config *rest.Config, opt lower.Options, node, fallback string) (*Input, error) {
-	objs, snap, found, missing, err := kube.Read(ctx, config, kube.ReadOptions{Fallback: fallback})
+func Live(ctx context.Context, config *rest.Config, opt lower.Options, node string, what kube.ReadOptions) (*Input, error) {
+	objs, snap, found, missing, err := kube.Read(ctx, config, what)
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster: %w", err)
 	}
@@ -193,8 +193,10 @@ func means(resource, only string) string {
 		return "labels of namespaces are not known: rules that select by them match nobody"
 	case group == "" && name == "nodes":
 		return "addresses of nodes and ranges of pods are not known: both count as outside"
-	case group == "" && name == "services", group == "discovery.k8s.io":
+	case group == "" && name == "services":
 		return "Services" + elsewhere + " cannot be asked about"
+	case group == "discovery.k8s.io":
+		return "backends of Services" + elsewhere + " are the pods they select that are ready"
 	case group == "apiextensions.k8s.io":
 		return "which policy APIs are installed was found by discovery only"
 	case strings.HasSuffix(name, "tiers"), strings.HasSuffix(name, "groups"):

@@ -18,8 +18,10 @@ type Explanation struct {
 	Packet string `json:"packet"` // the first packet that was judged, as text
 	// Via is the address and port of the Service the connection was opened to, by
 	// which rules to Services judge it; absent when it was opened to the destination.
-	Via   string `json:"via,omitempty"`
-	Trace Trace  `json:"trace"`
+	Via string `json:"via,omitempty"`
+	// Notes say what else matters, such as whose address the other side sees.
+	Notes []string `json:"notes,omitempty"`
+	Trace Trace    `json:"trace"`
 }
 
 // Trace has the bands of both directions, in the order they were evaluated.
@@ -56,24 +58,15 @@ type RuleTrace struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// ServiceExplanation is the answer about a Service: one explanation per
-// backend, since any of them may get the connection.
-type ServiceExplanation struct {
-	From string `json:"from"`
-	To   string `json:"to"`
-	Port string `json:"port"`
-	// Verdict is the one all backends share, or "mixed".
-	Verdict  string        `json:"verdict"`
-	Backends []Explanation `json:"backends"`
-}
-
 // Explain decides one connection and records why.
 func Explain(t *classifier.Table, from, to Target, p Port, family Family) (Explanation, error) {
 	src, dst, ok := family.pick(from.Addrs, to.Addrs)
 	if !ok {
 		return Explanation{}, noFamily(from, to, family)
 	}
-	return explain(t, from.Name, to.Name, src, dst, p, flow.Service{}), nil
+	e := explain(t, from.Name, to.Name, src, dst, p, flow.Service{})
+	e.Notes = to.Notes
+	return e, nil
 }
 
 func explain(t *classifier.Table, from, to string, src, dst netip.Addr, p Port, via flow.Service) Explanation {
@@ -89,38 +82,6 @@ func explain(t *classifier.Table, from, to string, src, dst netip.Addr, p Port, 
 	e.Trace.EgressOthers = tr.Sides[flow.Egress].OtherSubjects
 	e.Trace.IngressOthers = tr.Sides[flow.Ingress].OtherSubjects
 	return e
-}
-
-// ExplainService explains a connection to a Service, backend by backend.
-func ExplainService(t *classifier.Table, from, to Target, p Port, family Family) (ServiceExplanation, error) {
-	backends, err := Backends(t.World(), to.Service, p)
-	if err != nil {
-		return ServiceExplanation{}, err
-	}
-	out := ServiceExplanation{From: from.Name, To: to.Name, Port: p.Text}
-	for _, b := range backends {
-		src, dst, ok := family.pick(from.Addrs, b.Pod.Addrs)
-		if !ok {
-			continue // kube-proxy programs backends of the connection's family only
-		}
-		via := flow.Service{Port: servicePort(to.Service, p)}
-		if vip, ok := first(to.Service.ClusterIPs, src.Is4()); ok {
-			via.Addr = flow.AddrFrom(vip)
-		} else {
-			via = flow.Service{} // headless: the pods' own addresses are used
-		}
-		e := explain(t, from.Name, PodName(b.Pod), src, dst, b.Port, via)
-		if out.Verdict == "" {
-			out.Verdict = e.Verdict
-		} else if out.Verdict != e.Verdict {
-			out.Verdict = "mixed"
-		}
-		out.Backends = append(out.Backends, e)
-	}
-	if len(out.Backends) == 0 {
-		return out, fmt.Errorf("no backend of %s has an address of a family %s has too", to.Name, from.Name)
-	}
-	return out, nil
 }
 
 func noFamily(from, to Target, family Family) error {

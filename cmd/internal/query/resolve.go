@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/tierwall/tierwall/classifier"
@@ -18,6 +17,9 @@ type Target struct {
 	Name    string // "namespace/pod", an address, or "svc/namespace/name"
 	Addrs   []netip.Addr
 	Service *inventory.Service // set for a Service; Addrs is then empty
+	Pod     *rule.Endpoint     // set for a pod
+	At      netip.Addr         // the address of the Service that was asked about; invalid if it was its name
+	Notes   []string           // what the answer has to say besides
 }
 
 // Resolve reads POD ("namespace/pod", or "pod" when only one namespace has it),
@@ -29,11 +31,13 @@ func Resolve(t *classifier.Table, inv *inventory.Snapshot, s string) (Target, er
 		a = a.Unmap().WithZone("")
 		for i := range services {
 			if slices.Contains(services[i].ClusterIPs, a) {
-				return serviceTarget(&services[i]), nil
+				s := serviceTarget(&services[i])
+				s.At = a
+				return s, nil
 			}
 		}
 		if e := t.Endpoint(flow.AddrFrom(a)); e != nil {
-			return Target{Name: PodName(e), Addrs: []netip.Addr{a}}, nil
+			return Target{Name: PodName(e), Addrs: []netip.Addr{a}, Pod: e}, nil
 		}
 		return Target{Name: a.String(), Addrs: []netip.Addr{a}}, nil
 	}
@@ -76,7 +80,7 @@ func Resolve(t *classifier.Table, inv *inventory.Snapshot, s string) (Target, er
 		}
 		return Target{}, fmt.Errorf("pod %s is in several namespaces: say %s", s, strings.Join(names, " or "))
 	}
-	return Target{Name: PodName(found[0]), Addrs: found[0].Addrs}, nil
+	return Target{Name: PodName(found[0]), Addrs: found[0].Addrs, Pod: found[0]}, nil
 }
 
 // waiting reports whether the manifests have the pod, without an address.
@@ -119,85 +123,6 @@ func resemblance(known, asked, tail string) int {
 		return 1
 	}
 	return 0
-}
-
-// Backend is one pod behind a Service and the port it is reached at.
-type Backend struct {
-	Pod  *rule.Endpoint
-	Port Port
-}
-
-// Backends translates a connection to a Service into connections to its pods:
-// the Service port becomes each pod's target port. A headless Service has no
-// translation: clients reach the pods' own addresses at the port they use, and
-// only a name is looked up (as its SRV record would say).
-func Backends(w *rule.World, s *inventory.Service, p Port) ([]Backend, error) {
-	name := "svc/" + s.Namespace + "/" + s.Name
-	if !p.Proto.HasPorts() {
-		return nil, fmt.Errorf("%s: a Service forwards ports; %s has none", name, p.Proto)
-	}
-	if len(s.Selector) == 0 {
-		return nil, fmt.Errorf("%s has no selector: its backends are not known; ask about their addresses", name)
-	}
-	target, err := targetPort(s, name, p)
-	if err != nil {
-		return nil, err
-	}
-	var out []Backend
-	for i := range w.Endpoints {
-		e := &w.Endpoints[i]
-		if e.Namespace == s.Namespace && len(e.Addrs) > 0 && selects(s.Selector, e.Labels) {
-			out = append(out, Backend{e, target})
-		}
-	}
-	if len(out) == 0 {
-		return nil, fmt.Errorf("%s selects no pod with an address: connections to it find no backend", name)
-	}
-	return out, nil
-}
-
-// servicePort returns the number a client uses; 0 when the Service has no such port.
-func servicePort(s *inventory.Service, p Port) uint16 {
-	for _, sp := range s.Ports {
-		if sp.Proto == p.Proto.String() && (p.Name != "" && sp.Name == p.Name || p.Name == "" && sp.Port == p.Number) {
-			return sp.Port
-		}
-	}
-	return 0
-}
-
-func targetPort(s *inventory.Service, name string, p Port) (Port, error) {
-	var declared []string
-	for _, sp := range s.Ports {
-		text := strconv.Itoa(int(sp.Port)) + "/" + sp.Proto
-		if sp.Proto != p.Proto.String() || (p.Name != "" && sp.Name != p.Name) || (p.Name == "" && sp.Port != p.Number) {
-			if sp.Name != "" {
-				text += " (" + sp.Name + ")"
-			}
-			declared = append(declared, text)
-			continue
-		}
-		if len(s.ClusterIPs) == 0 && p.Name == "" {
-			return p, nil
-		}
-		out := Port{Proto: p.Proto, Number: sp.TargetPort, Name: sp.TargetName}
-		if out.Name == "" && out.Number == 0 {
-			out.Number = sp.Port // the API's default target port
-		}
-		if out.Name != "" {
-			out.Text = out.Name + "/" + sp.Proto
-		} else {
-			out.Text = strconv.Itoa(int(out.Number)) + "/" + sp.Proto
-		}
-		return out, nil
-	}
-	if len(s.ClusterIPs) == 0 && p.Name == "" {
-		return p, nil
-	}
-	if len(declared) == 0 {
-		return Port{}, fmt.Errorf("%s has no ports", name)
-	}
-	return Port{}, fmt.Errorf("%s has no port %s; it has %s", name, p.Text, strings.Join(declared, ", "))
 }
 
 func selects(selector, labels map[string]string) bool {

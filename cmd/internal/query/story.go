@@ -28,30 +28,13 @@ func WriteExplanation(w io.Writer, s cli.Style, e *Explanation, full bool) error
 		fmt.Fprintf(&b, ", opened to %s", e.Via)
 	}
 	b.WriteByte('\n')
+	for _, n := range e.Notes {
+		fmt.Fprintf(&b, "  %s\n", n)
+	}
 	writeSide(&b, s, "egress of "+e.From, &e.Egress, e.Trace.Egress, e.Trace.EgressOthers, full)
 	writeSide(&b, s, "ingress of "+e.To, &e.Ingress, e.Trace.Ingress, e.Trace.IngressOthers, full)
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// WriteServiceExplanation prints the verdict over all backends, then each one.
-func WriteServiceExplanation(w io.Writer, s cli.Style, e *ServiceExplanation, full bool) error {
-	backends := fmt.Sprintf("%d backends", len(e.Backends))
-	if len(e.Backends) == 1 {
-		backends = "1 backend"
-	}
-	if _, err := fmt.Fprintf(w, "%s  %s -> %s  port %s, %s\n", s.Bold(s.Verdict(e.Verdict)), e.From, e.To, e.Port, backends); err != nil {
-		return err
-	}
-	for i := range e.Backends {
-		if _, err := io.WriteString(w, "\n"); err != nil {
-			return err
-		}
-		if err := WriteExplanation(w, s, &e.Backends[i], full); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func end(name, ip string) string {
