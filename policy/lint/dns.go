@@ -14,10 +14,12 @@ import (
 
 // dns: pods that may open some connections, but none to a DNS server (X-42,
 // Where it is not known who serves DNS, and for rules about addresses, a
-// rule that allows port 53 is enough.
+// rule that allows port 53 is enough. Where nodes have a DNS cache, pods that reach
+// servers have to reach it, too: it answers in their place.
 func (c *checker) dns() {
 	d := resolver{checker: c, cut: map[cutAt]string{}}
 	d.prepare()
+	uncached := map[cutAt]string{}
 	for i := range c.pods {
 		pod := &c.pods[i]
 		if pod.HostNetwork || isDNS(pod) {
@@ -32,9 +34,19 @@ func (c *checker) dns() {
 			end = d.ask(i, s)
 			return end.reached
 		}) {
+			if d.cache == nil {
+				continue
+			}
+			if end = d.ask(i, server{cache: d.cache}); !end.reached {
+				d.blame(i, end, uncached)
+			}
 			continue
 		}
-		d.blame(i, end)
+		d.blame(i, end, d.cut)
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(uncached), func(a, b cutAt) int { return compareRef(a, b) }) {
+		c.warn(at.policy.object, at.path, "the egress rules let pod "+uncached[at]+" reach DNS pods, but not the DNS cache of its node, which answers in their place",
+			"allow port 53, UDP and TCP, to the cache's address with an ipBlock ("+cacheAddr.String()+"/32 unless it was configured otherwise)")
 	}
 	// Sorted at the end of Check; the order of a map would show in equal findings.
 	for _, at := range slices.SortedFunc(maps.Keys(d.cut), func(a, b cutAt) int { return compareRef(a, b) }) {
@@ -56,14 +68,37 @@ func compareRef(a, b cutAt) int {
 // server is one address of somebody who serves DNS; the zero value is one nobody
 // knows. One address that can be reached is enough.
 type server struct {
-	pod  *rule.Endpoint
-	addr netip.Addr
+	pod   *rule.Endpoint
+	addr  netip.Addr
+	cache []netip.Addr // of a node's DNS cache: no pod, at one of these addresses
+}
+
+// cacheAddr is where NodeLocal DNSCache listens unless configured otherwise.
+var cacheAddr = netip.AddrFrom4([4]byte{169, 254, 20, 10})
+
+// caches returns the addresses a node's DNS cache may answer at, nil where nodes have
+// none: its own, that of the Service it stands in for, and those of nodes.
+func (c *checker) caches() []netip.Addr {
+	if !slices.ContainsFunc(c.pods, func(e rule.Endpoint) bool { return e.HostNetwork && isDNS(&e) }) {
+		return nil
+	}
+	out := []netip.Addr{cacheAddr}
+	for i := range c.inv.Services {
+		if s := &c.inv.Services[i]; len(s.Selector) > 0 && isDNS(&rule.Endpoint{Labels: s.Selector}) {
+			out = append(out, s.ClusterIPs...)
+		}
+	}
+	for i := range c.inv.Nodes {
+		out = append(out, c.inv.Nodes[i].Addrs...)
+	}
+	return out
 }
 
 // resolver asks of pods whether they reach DNS.
 type resolver struct {
 	*checker
 	servers    []server
+	cache      []netip.Addr         // see caches
 	names      map[string]bool      // named ports that are 53 somewhere
 	rules      [rule.NumBands][]int // enforced egress rules about port 53, by band
 	opens      []int                // enforced egress rules that allow or skip something
@@ -72,11 +107,11 @@ type resolver struct {
 }
 
 func (d *resolver) prepare() {
-	d.names = map[string]bool{}
+	d.names, d.cache = map[string]bool{}, d.caches()
 	for i := range d.pods {
 		if isDNS(&d.pods[i]) && !d.pods[i].HostNetwork {
 			for _, a := range d.pods[i].Addrs {
-				d.servers = append(d.servers, server{&d.pods[i], a})
+				d.servers = append(d.servers, server{pod: &d.pods[i], addr: a})
 			}
 			if len(d.pods[i].Addrs) == 0 { // not running yet: no block has it
 				d.servers = append(d.servers, server{pod: &d.pods[i]})
@@ -126,7 +161,8 @@ func (d *resolver) ask(i int, s server) ending {
 		passed := false
 		for _, n := range d.rules[band] {
 			r := &d.set.Rules[n]
-			if !d.podsOf(n).has(i) || !d.about53(r, s.pod) || !d.concerns(r, pod, s) {
+			if !d.podsOf(n).has(i) || !d.about53(r, s.pod) || !d.concerns(r, pod, s) ||
+				s.cache != nil && !slices.ContainsFunc(r.L4, func(l rule.L4) bool { return l.Name == "" && d.has53(&l) }) {
 				continue
 			}
 			if r.Action == rule.Skip {
@@ -170,12 +206,21 @@ func (d *resolver) concerns(r *rule.Rule, pod *rule.Endpoint, s server) bool {
 		case rule.PeerAny:
 			return true
 		case rule.PeerPods:
+			if s.cache != nil {
+				return false
+			}
 			if s.pod == nil {
 				return allow || r.Action == rule.Skip && p.Relation.Namespace != rule.SameNamespace ||
 					p.Relation.IsZero() && p.Pods.String() == "{}"
 			}
 			return p.Pods.Matches(s.pod) && p.Relation.Holds(pod, s.pod)
 		case rule.PeerBlock:
+			if s.cache != nil && !allow { // it has one family's address at least
+				return !slices.ContainsFunc(s.cache, func(a netip.Addr) bool { return a.Is4() && !p.Block.Contains(a) })
+			}
+			if s.cache != nil {
+				return slices.ContainsFunc(s.cache, p.Block.Contains)
+			}
 			if s.pod == nil || allow {
 				return allow || p.Block.Prefix.Bits() == 0 && !p.Block.NoPods
 			}
@@ -187,15 +232,15 @@ func (d *resolver) concerns(r *rule.Rule, pod *rule.Endpoint, s server) bool {
 	})
 }
 
-// blame finds the policies to warn about, when the pod may still open other
+// blame notes in cut the policies to warn about, when the pod may still open other
 // connections: without any, being cut off is meant.
-func (d *resolver) blame(i int, end ending) {
+func (d *resolver) blame(i int, end ending, cut map[cutAt]string) {
 	pod := d.pods[i].Namespace + "/" + d.pods[i].Name
 	report := func(r *rule.Rule, path string) {
 		if p := d.of(&r.Origin); p != nil {
 			at := cutAt{p, path}
-			if _, ok := d.cut[at]; !ok {
-				d.cut[at] = pod
+			if _, ok := cut[at]; !ok {
+				cut[at] = pod
 			}
 		}
 	}

@@ -9,7 +9,8 @@
 //	shadowed    a rule that never decides, since a stronger one matches all it does
 //	overridden  a NetworkPolicy's say about pods is taken away for all its subjects
 //	            by a stronger rule that covers every pod and port (S0-67, S0-69)
-//	dns         a pod's egress is restricted so that DNS is left out
+//	dns         a pod's egress is restricted so that DNS is left out, or
+//	            so that the DNS cache of its node is
 //	networks    a network of an upstream policy that covers pods, too
 //	misplaced   a tierwall.io annotation on a namespace, where none is read
 //

@@ -88,7 +88,7 @@ func TestCutIsCut(t *testing.T) {
 				if !ok {
 					continue
 				}
-				end := d.ask(i, server{other, to})
+				end := d.ask(i, server{pod: other, addr: to})
 				if end.reached {
 					reached++
 					continue

@@ -236,6 +236,8 @@ func TestFreeOfPolicy(t *testing.T) {
 		"x/a > x/a 80/TCP: self; self",
 		"172.16.0.1 > x/a 80/TCP: not-local; node-local",
 		"10.0.0.200 > x/a 80/TCP: not-local; node-local",
+		"x/a > 172.16.0.1 80/TCP: Drop [x/deny]; not-local",
+		"x/a > 10.0.0.200 53/UDP: Drop [x/deny]; not-local",
 		"172.16.0.2 > x/a 80/TCP: not-local; Drop [x/deny]",
 		"172.16.0.2 > x/far 80/TCP: not-local; node-local",
 		"x/h > x/a 80/TCP: not-local; node-local", // host network: the node, and nobody's subject
