@@ -205,3 +205,60 @@ func TestWholeStorm(t *testing.T) {
 		return sum == st.Received && sum == bst.Upcalls && bst.Overflow == 0 && bst.Dropped == 0
 	})
 }
+
+// TestWholeAddressNoPodHas is X-61 with packets: rules about addresses judge a
+// bridge's foot and another node's flannel device, which are in pod networks and are
+// no pod's. Selectors stay in doubt there.
+func TestWholeAddressNoPodHas(t *testing.T) {
+	w := newWhole(t, dataplane.Config{})
+	foot, device := netip.MustParseAddr("10.244.0.254"), netip.MustParseAddr("10.244.9.0")
+	if err := errors.Join(
+		w.NS.Addr(w.b.HostDevice, netip.PrefixFrom(foot, 32)),
+		w.Outside.Addr(netlab.PodDevice, netip.PrefixFrom(device, 32)),
+		w.NS.AddRoute(netlab.Route{Dst: netip.MustParsePrefix("10.244.9.0/24"), Via: w.Outside4, Dev: netlab.Uplink}),
+	); err != nil {
+		t.Fatal(err)
+	}
+	// both allows pod b what peer matches, and nothing else.
+	both := func(peer rule.Peer) classifier.PolicyChange {
+		o := rule.Origin{Kind: "Policy", Namespace: "x", Name: "p"}
+		subject := rule.Selector{PodLabels: rule.Labels{{Key: "pod", Op: rule.In, Values: []string{"b"}}}}
+		var set rule.Set
+		for _, d := range flow.Directions {
+			set.Rules = append(set.Rules, rule.Rule{
+				Direction: d, Order: rule.Order{Band: rule.BandNetworkPolicy}, Subject: subject, Peers: []rule.Peer{peer},
+				L4: []rule.L4{rule.AnyL4}, Action: rule.Allow, Origin: o,
+			})
+			set.Isolations = append(set.Isolations, rule.Isolation{Direction: d, Band: rule.BandNetworkPolicy, Subject: subject, Origin: o})
+		}
+		return classifier.PolicyChange{Ref: classifier.RefOf(&o), Set: set}
+	}
+	block := func(prefix string) rule.Peer {
+		return rule.Peer{Kind: rule.PeerBlock, Block: rule.IPBlock{Prefix: netip.MustParsePrefix(prefix)}}
+	}
+	cidr := func(p string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(p)} }
+	w.apply(t, classifier.Delta{Nodes: []rule.Node{
+		{Name: "n", Addrs: []netip.Addr{w.Addr4, w.Addr6}, PodCIDRs: cidr("10.244.0.0/24")},
+		{Name: "n2", PodCIDRs: cidr("10.244.9.0/24")},
+	}})
+	nstest.Echo(t, w.NS, "tcp", foot, portGood)
+	nstest.Echo(t, w.Outside, "tcp", device, portGood)
+	nstest.Echo(t, w.b.NS, "tcp", w.b.Addr4, portGood)
+	fromDevice := func() error {
+		return w.Outside.ProbeFrom("tcp", netip.AddrPortFrom(device, 0), at(w.b.Addr4, portGood), nstest.Blocked)
+	}
+	w.apply(t, classifier.Delta{Policies: []classifier.PolicyChange{both(block("10.244.0.0/16"))}})
+	nstest.Reach(t, w.b.NS, "tcp", at(foot, portGood))
+	nstest.Reach(t, w.b.NS, "tcp", at(device, portGood))
+	if err := fromDevice(); err != nil {
+		t.Errorf("from another node's device, allowed by its address: %v", err)
+	}
+	for name, peer := range map[string]rule.Peer{"other addresses": block("203.0.113.0/24"), "pods": {Kind: rule.PeerPods}} {
+		w.apply(t, classifier.Delta{Policies: []classifier.PolicyChange{both(peer)}})
+		nstest.Unreachable(t, w.b.NS, "tcp", at(foot, portGood))
+		nstest.Unreachable(t, w.b.NS, "tcp", at(device, portGood))
+		if fromDevice() == nil {
+			t.Errorf("from another node's device, where %s are allowed: it passed", name)
+		}
+	}
+}
