@@ -196,7 +196,7 @@ func (b *builder) addr(o *api.Object, path, text string) (netip.Addr, bool) {
 		return a, false
 	}
 	a = a.Unmap()
-	if a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+	if !usable(a) {
 		b.errorf(o, path, "", "%s cannot be the address of a host", a)
 		return a, false
 	}
@@ -267,6 +267,7 @@ func (b *builder) node(o *api.Object, v *corev1.Node) {
 	case v.Spec.PodCIDR != v.Spec.PodCIDRs[0]:
 		b.errorf(o, "spec.podCIDR", "write the same prefix in both, or leave podCIDR out", "podCIDR %s is not the first of podCIDRs, %s", v.Spec.PodCIDR, v.Spec.PodCIDRs[0])
 	}
+	n.DeviceAddrs = deviceAddrs(v.Annotations, n.PodCIDRs, n.Addrs)
 	b.snap.Nodes = append(b.snap.Nodes, n)
 }
 

@@ -49,7 +49,12 @@ type Node struct {
 	Labels   map[string]string
 	Addrs    []netip.Addr
 	PodCIDRs []netip.Prefix
-	File     string
+	// DeviceAddrs are further addresses of the node that its annotations tell: of the
+	// network plugin's devices, and those it sends pods' traffic from. Selectors of
+	// nodes mean them (S2-95). They are not in Addrs: who may annotate a Node must
+	// not be able to make an address its own, which reaches its pods (X-58).
+	DeviceAddrs []netip.Addr `json:",omitempty"`
+	File        string
 }
 
 // Service is the part of a Service policy can see.

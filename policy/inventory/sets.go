@@ -15,7 +15,8 @@ import (
 // address set (rule.PeerSet). The name says what belongs into the set, so that
 // dialects need not hand anything else on:
 //
-//	node-selector:SELECTOR   addresses of the nodes a label selector selects
+//	node-selector:SELECTOR   addresses of the nodes a label selector selects, those
+//	                         of their devices included (Node.DeviceAddrs)
 //	service:NAMESPACE/NAME   ClusterIPs of a Service
 //	fqdn:PATTERN             answers to names an Antrea fqdn pattern selects
 //	domain:PATTERN           answers to names a domainNames pattern selects
@@ -128,7 +129,7 @@ func (s *Snapshot) nodeAddrs(selector string) []netip.Addr {
 	var out []netip.Addr
 	for i := range s.Nodes {
 		if sel.Matches(labels.Set(s.Nodes[i].Labels)) {
-			out = append(out, s.Nodes[i].Addrs...)
+			out = append(append(out, s.Nodes[i].Addrs...), s.Nodes[i].DeviceAddrs...)
 		}
 	}
 	return out

@@ -20,8 +20,10 @@ func TestDNSCacheCut(t *testing.T) {
 		{"anywhere", np("p", "{podSelector: {matchLabels: {app: a}}, policyTypes: [Egress], egress: [{ports: [{port: 53, protocol: UDP}]}]}"), ""},
 		{"nothing at all is meant", np("p", "{podSelector: {matchLabels: {app: a}}, policyTypes: [Egress]}"), ""},
 		{"nodes by selector", acnp("p", "{priority: 1, tier: baseline, "+toX+", egress: [{action: Allow, to: [{nodeSelector: {}}, {podSelector: {}}]}, {action: Drop}]}"), ""},
-		{"all nodes are denied", acnp("p", "{priority: 1, "+toX+", egress: [{action: Allow, to: [{podSelector: {}}]}, {action: Drop, to: [{ipBlock: {cidr: 0.0.0.0/0}}]}]}"),
-			"spec.egress[1]: the egress rules let pod x/a reach DNS pods, but not the DNS cache of its node"},
+		{
+			"all nodes are denied", acnp("p", "{priority: 1, "+toX+", egress: [{action: Allow, to: [{podSelector: {}}]}, {action: Drop, to: [{ipBlock: {cidr: 0.0.0.0/0}}]}]}"),
+			"spec.egress[1]: the egress rules let pod x/a reach DNS pods, but not the DNS cache of its node",
+		},
 		{"Cilium's nodes", ciliumPolicy("p", "{endpointSelector: {matchLabels: {app: a}}, egress: [{toEndpoints: [{matchLabels: {io.kubernetes.pod.namespace: kube-system}}]}]}"), cut},
 		{"Cilium, host and remote nodes", ciliumPolicy("p", "{endpointSelector: {matchLabels: {app: a}}, egress: [{toEntities: [cluster]}]}"), ""},
 	})

@@ -173,10 +173,11 @@ func (s *Simulator) ciliumMatch(c *connection, d flow.Direction, subject *invent
 }
 
 func (s *Simulator) ciliumPeer(peer *party, subject *inventory.Pod, o *api.Object, p *ciliumPeers) bool {
-	// What is neither a pod nor a node is outside the cluster: the world.
-	outside := peer.pod == nil && peer.node == nil
-	// Names have addresses, and whose they are otherwise does not matter; what else
-	// is about the world leaves pods out, those about to start included.
+	// What is neither a pod nor a node is outside the cluster: the world. A pod that is
+	// about to start is not in it. Names may have any address but a known pod's or
+	// node's.
+	nameable := peer.pod == nil && peer.node == nil
+	outside := nameable && !peer.device
 	world := outside && (!peer.unknown || peer.guess)
 	return slices.ContainsFunc(p.endpoints, func(sel metav1.LabelSelector) bool {
 		if peer.pod == nil {
@@ -209,14 +210,14 @@ func (s *Simulator) ciliumPeer(peer *party, subject *inventory.Pod, o *api.Objec
 		case "host":
 			return subject.Node != "" && slices.Contains(peer.node, subject.Node)
 		case "remote-node":
-			return peer.node != nil && (subject.Node == "" || !slices.Contains(peer.node, subject.Node))
+			return peer.device || peer.node != nil && (subject.Node == "" || !slices.Contains(peer.node, subject.Node))
 		}
 		return false // none, and what nobody here is: health, init
 	}) || slices.ContainsFunc(p.fqdns, func(f cilium.FQDN) bool {
 		if f.MatchName != "" {
-			return outside && s.resolved(func(name string) bool { return name == normal(f.MatchName) }, peer.addr)
+			return nameable && s.resolved(func(name string) bool { return name == normal(f.MatchName) }, peer.addr)
 		}
-		return outside && s.resolved(ciliumName(f.MatchPattern), peer.addr)
+		return nameable && s.resolved(ciliumName(f.MatchPattern), peer.addr)
 	}) || slices.ContainsFunc(p.services, func(svc cilium.Service) bool {
 		return s.behindService(&svc, peer)
 	}) || slices.ContainsFunc(p.nodes, func(sel metav1.LabelSelector) bool {

@@ -158,6 +158,7 @@ type party struct {
 	addr    netip.Addr
 	pod     *inventory.Pod
 	node    []string
+	device  bool // of a node besides its own addresses
 	unknown bool // inside a node's pod CIDR, no pod's and no node's
 	guess   bool // how doubts about an unknown address are resolved, see connection.ask
 }
@@ -177,6 +178,7 @@ func (s *Simulator) lookup(a netip.Addr) party {
 		if slices.Contains(n.Addrs, a) {
 			p.node = append(p.node, n.Name)
 		}
+		p.device = p.device || slices.Contains(n.DeviceAddrs, a)
 		for _, c := range n.PodCIDRs {
 			inPodCIDR = inPodCIDR || c.Contains(a)
 		}

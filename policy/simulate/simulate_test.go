@@ -275,6 +275,10 @@ func TestAddressNoPodHas(t *testing.T) {
 			run(t, inv, []string{tt.doc}, "10.0.0.99 > x/a 80/TCP: not-local; "+tt.line+" v4only")
 		})
 	}
+	// A device of a node: selectors of nodes mean it (S2-95).
+	inv.Nodes[1].DeviceAddrs = addrs("10.0.0.98")
+	run(t, inv, []string{acnp("p", "platform", 1, all+"  egress: [{name: r, action: Drop, to: [{nodeSelector: {}}]}]\n")},
+		"x/a > 10.0.0.98 6443/TCP: Drop /p r; not-local v4only")
 	egress := "  podSelector: {}\n  policyTypes: [Egress]\n  egress:\n  - "
 	run(t, inv, []string{np("x", "p", egress+"{to: [{ipBlock: {cidr: 10.0.0.0/24}}], ports: [{port: http}]}\n")},
 		"x/a > 10.0.0.99 80/TCP: unknown-peer; not-local v4only") // a name of nobody's port

@@ -77,6 +77,9 @@ func randomInventory(r *rand.Rand, m mix) *inventory.Snapshot {
 	if chance(r, 3) { // a bridge's foot in the pod network that the node lists
 		inv.Nodes[0].Addrs = append(inv.Nodes[0].Addrs, addrs("10.0.0.200", "fd00::c8")...)
 	}
+	if chance(r, 3) { // flannel's device
+		inv.Nodes[0].DeviceAddrs = addrs("10.0.0.0", "fd00::")
+	}
 	if chance(r, 2) {
 		inv.Nodes[0].PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::/120")}
 	}

@@ -193,14 +193,14 @@ func (s *Simulator) releasedEgress(p *anpv1.EgressPeer, peer *party) bool {
 	return peer.is(func(pod *inventory.Pod) bool { return s.namespacesOrPods(p.Namespaces, p.Pods, pod) })
 }
 
-// nodeSelected reports whether the address is in the status of a node with such
-// labels. Pods are never nodes.
+// nodeSelected reports whether the address is that of a node with such labels, by its
+// status or one of its devices (S2-95). Pods are never nodes.
 func (s *Simulator) nodeSelected(sel *metav1.LabelSelector, peer *party) bool {
 	if peer.pod != nil {
 		return false
 	}
 	for _, n := range s.inv.Nodes {
-		if slices.Contains(n.Addrs, peer.addr) && s.selects(sel, n.Labels) {
+		if (slices.Contains(n.Addrs, peer.addr) || slices.Contains(n.DeviceAddrs, peer.addr)) && s.selects(sel, n.Labels) {
 			return true
 		}
 	}

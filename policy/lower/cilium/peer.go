@@ -53,7 +53,7 @@ func newBlocks(inv *inventory.Snapshot) *blocks {
 	b := &blocks{holes: map[netip.Prefix][]netip.Prefix{}}
 	listed := map[netip.Prefix]bool{}
 	for i := range inv.Nodes {
-		for _, a := range inv.Nodes[i].Addrs {
+		for _, a := range slices.Concat(inv.Nodes[i].Addrs, inv.Nodes[i].DeviceAddrs) {
 			p := netip.PrefixFrom(a, a.BitLen())
 			listed[p] = true
 			b.nodes = append(b.nodes, p)

@@ -228,7 +228,8 @@ func newNodes(seen func(*corev1.Node)) *simple[inventory.Node] {
 			return n, found, nil
 		},
 		same: func(a, b *inventory.Node) bool {
-			return maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
+			return maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
+				slices.Equal(a.DeviceAddrs, b.DeviceAddrs)
 		},
 	}
 }
