@@ -126,6 +126,7 @@ func TestAddressNoPodHas(t *testing.T) {
 		verdict classifier.Verdict
 		reason  classifier.Reason
 	}{
+		//
 		{"a deny of addresses elsewhere", peer(block("203.0.113.0/24", false), rule.Deny), classifier.Allow, classifier.ReasonDefault},
 		{"an allow of everything", peer(block("0.0.0.0/0", false), rule.Allow), classifier.Allow, classifier.ReasonRule},
 		{"an allow of elsewhere", peer(block("203.0.113.0/24", false), rule.Allow), classifier.Drop, classifier.ReasonIsolation},

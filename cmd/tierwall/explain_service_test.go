@@ -101,7 +101,7 @@ func TestExplainProxiedAddresses(t *testing.T) {
 	} {
 		a, r := askService(t, serviceWorld, tt.args)
 		if got := a.names(); r.code != 0 || a.To != "svc/shop/db" || got != tt.want {
-			t.Errorf("%s: to %q: %s, want %s %s", tt.args, a.To, got, tt.want, r.err)
+			t.Errorf("X-66: %s: to %q: %s, want %s %s", tt.args, a.To, got, tt.want, r.err)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func TestExplainMasqueraded(t *testing.T) {
 	// web may reach the backends; as n1 nobody does.
 	a, _ := askService(t, serviceWorld, "--from web --to 198.51.100.7 -p 80")
 	if got := a.names(); got != "db-0 5432 Allow, db-1 5433 Drop" || a.Agree == nil || *a.Agree || a.Verdict != "" {
-		t.Errorf("external address: %s, %+v", got, a)
+		t.Errorf("X-66: external address: %s, %+v", got, a)
 	}
 	if len(a.Backends) != 2 || !strings.Contains(strings.Join(a.Backends[1].Notes, ""), "192.0.2.1") {
 		t.Errorf("no word of the node's address: %+v", a.Backends)
@@ -167,13 +167,13 @@ func TestExplainMasqueraded(t *testing.T) {
 func TestExplainBackendsAgree(t *testing.T) {
 	a, r := askService(t, serviceWorld, "--from scan --to svc/shop/db -p 80")
 	if a.Agree == nil || !*a.Agree || a.Verdict != "Drop" || a.Ingress == nil || a.Ingress.Reason != "isolation" || a.Egress == nil || a.Egress.Verdict != "Allow" {
-		t.Errorf("all deny: %s", r.out)
+		t.Errorf("X-64: all deny: %s", r.out)
 	}
 	one := strings.Replace(serviceWorld, "matchLabels: {app: db}}, ingress", "matchExpressions: [{key: app, operator: In, values: [db]}, {key: x, operator: Exists}]}, ingress", 1)
 	one = strings.Replace(one, "name: db-1, namespace: shop, labels: {app: db}", "name: db-1, namespace: shop, labels: {app: db, x: y}", 1)
 	a, r = askService(t, one, "--from scan --to svc/shop/db -p 80")
 	if a.Agree == nil || *a.Agree || strings.Contains(strings.Split(r.out, `"backends"`)[0], `"verdict"`) || a.names() != "db-0 5432 Allow, db-1 5433 Drop" {
-		t.Errorf("they differ: %s", r.out)
+		t.Errorf("X-64: they differ: %s", r.out)
 	}
 	text := tierwall(t, one, "explain", "-m", "-", "--from", "scan", "--to", "svc/shop/db", "-p", "80")
 	if !strings.HasPrefix(text.out, "mixed  shop/scan -> svc/shop/db  port 80/TCP, 2 backends: 1 Allow, 1 Drop\n") {
@@ -253,7 +253,7 @@ func TestExplainEndpointSlices(t *testing.T) {
 		"--from scan --to svc/shop/db -p 80":       "db-0 5432 Drop", // nobody is ready, one still serves
 	} {
 		if a, r := askService(t, world, args); a.names() != want {
-			t.Errorf("%s: %s, want %s %s", args, a.names(), want, r.err)
+			t.Errorf("S4-24: %s: %s, want %s %s", args, a.names(), want, r.err)
 		}
 	}
 	for args, want := range map[string]string{

@@ -41,7 +41,7 @@ func TestNodeDeviceAddresses(t *testing.T) {
 			got += a.String()
 		}
 		if got != tt.want || len(found.Errors) > 0 {
-			t.Errorf("%s: %s, want %s (%v)", name, got, tt.want, found)
+			t.Errorf("S2-95: %s: %s, want %s (%v)", name, got, tt.want, found)
 		}
 		// The node's own addresses stay what its status says: what an annotation tells
 		// lets nobody past policy.

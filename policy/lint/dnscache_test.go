@@ -12,7 +12,7 @@ func TestDNSCacheCut(t *testing.T) {
 	}
 	const pods = "{namespaceSelector: {}, podSelector: {matchLabels: {k8s-app: kube-dns}}}"
 	each(t, cached, [][3]string{
-		{"the DNS pods only", rule(pods), cut},
+		{"the DNS pods only", rule(pods), cut},
 		{"and the cache's address", rule(pods + ", {ipBlock: {cidr: 169.254.20.10/32}}"), ""},
 		{"and the address of kube-dns, which the cache has, too", rule(pods + ", {ipBlock: {cidr: 10.96.0.10/32}}"), ""},
 		{"and the node's", rule(pods + ", {ipBlock: {cidr: 192.0.2.0/24}}"), ""},

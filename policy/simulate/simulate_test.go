@@ -256,7 +256,7 @@ func TestFreeOfPolicy(t *testing.T) {
 func TestAddressNoPodHas(t *testing.T) {
 	inv := world(t, "x", "x/a app=a")
 	for _, tt := range []struct{ name, doc, line string }{
-		{"NetworkPolicy: block", np("x", "p", "  podSelector: {}\n  ingress: [{from: [{ipBlock: {cidr: 0.0.0.0/0}}]}]\n"), "Allow x/p ingress[0]"},
+		{"NetworkPolicy: block", np("x", "p", "  podSelector: {}\n  ingress: [{from: [{ipBlock: {cidr: 0.0.0.0/0}}]}]\n"), "Allow x/p ingress[0]"},
 		{"NetworkPolicy: other block", np("x", "p", "  podSelector: {}\n  ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24}}]}]\n"), "Drop [x/p]"},
 		{"NetworkPolicy: selector", np("x", "p", "  podSelector: {}\n  ingress: [{from: [{namespaceSelector: {}}]}]\n"), "unknown-peer"},
 		{"NetworkPolicy: everybody, the pod's own port by name", np("x", "p", "  podSelector: {}\n  ingress: [{ports: [{port: http}]}]\n"), "Drop [x/p]"},
@@ -267,6 +267,7 @@ func TestAddressNoPodHas(t *testing.T) {
 		{"Antrea: block", acnp("p", "platform", 1, all+"  ingress: [{name: r, action: Drop, from: [{ipBlock: {cidr: 10.0.0.0/8}}]}]\n"), "Drop /p r"},
 		{"Antrea: nodes", acnp("p", "platform", 1, all+"  egress: [{name: r, action: Drop, to: [{nodeSelector: {}}]}]\n"), "default"},
 		{"Antrea: pods", acnp("p", "platform", 1, all+"  ingress: [{name: r, action: Drop, from: [{podSelector: {}}]}]\n"), "unknown-peer"},
+		// addresses outside and in the pod network are matched as the API says.
 		{"Cilium: CIDR leaves pods out", ciliumDoc("x", "p", everyPod+"  ingress: [{fromCIDR: [10.0.0.0/8]}]\n"), "unknown-peer"},
 		{"Cilium: CIDR elsewhere", ciliumDoc("x", "p", everyPod+"  ingress: [{fromCIDR: [203.0.113.0/24]}]\n"), "Drop [x/p]"},
 		{"Cilium: all", ciliumDoc("x", "p", everyPod+"  ingress: [{fromEntities: [all]}]\n"), "Allow x/p ingress[0]"},
@@ -278,7 +279,7 @@ func TestAddressNoPodHas(t *testing.T) {
 	// A device of a node: selectors of nodes mean it (S2-95).
 	inv.Nodes[1].DeviceAddrs = addrs("10.0.0.98")
 	run(t, inv, []string{acnp("p", "platform", 1, all+"  egress: [{name: r, action: Drop, to: [{nodeSelector: {}}]}]\n")},
-		"x/a > 10.0.0.98 6443/TCP: Drop /p r; not-local v4only")
+		"x/a > 10.0.0.98 6443/TCP: Drop /p r; not-local v4only") // S2-95
 	egress := "  podSelector: {}\n  policyTypes: [Egress]\n  egress:\n  - "
 	run(t, inv, []string{np("x", "p", egress+"{to: [{ipBlock: {cidr: 10.0.0.0/24}}], ports: [{port: http}]}\n")},
 		"x/a > 10.0.0.99 80/TCP: unknown-peer; not-local v4only") // a name of nobody's port
