@@ -1,6 +1,11 @@
 package classifier
 
-import "github.com/tierwall/tierwall/classifier/flow"
+import (
+	"slices"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
+)
 
 // SetSerialLimits makes numbering begin again that early.
 func (l *Live) SetSerialLimits(subject, peer uint32) { l.limits = serialLimits{subject, peer} }
@@ -49,4 +54,46 @@ func (l *Live) PeerClasses() (classes, users int) {
 		seen[r.peer] = true
 	})
 	return l.peerCount, users
+}
+
+// WithoutRules returns the table with nothing left of its rules but the programs
+// they were compiled to: who looks at a rule finds none, or nil.
+func (t *Table) WithoutRules() *Table {
+	bare := *t
+	bare.rules, bare.isolations = chunks[*rule.Rule]{}, chunks[*rule.Isolation]{}
+	bare.subjects = slices.Clone(t.subjects)
+	for i := range bare.subjects {
+		bare.subjects[i].subject = nil
+	}
+	return &bare
+}
+
+// IntervalsRead counts the words of a connection's program that its outcome in a
+// direction depends on: a search that looks at one is misled when it is another.
+// The cell must be there.
+func (t *Table) IntervalsRead(d flow.Direction, k flow.Key) (read, all int) {
+	subject, peer := t.resolve(&k.Src), t.resolve(&k.Dst)
+	if d == flow.Ingress {
+		subject, peer = peer, subject
+	}
+	serial := t.subjects[subject.rec.subject].serial[d]
+	p := (*t.mem.programs.Load())[t.mem.cells.Load().get(cellKey(serial, peer.serial()))]
+	if len(p) == 1 {
+		return 1, 1
+	}
+	slot := t.mem.slots[k.Proto]
+	want := p.lookup(slot, k.DstPort, k.SrcPort)
+	first, count := int(p[slot]>>32), int(uint32(p[slot]))
+	for i := first; i < first+count; i++ {
+		misled := slices.Clone(p)
+		depends := false
+		for _, last := range []uint16{0, 0xffff} {
+			misled[i] = interval(last, uint32(want)+1)
+			depends = depends || misled.lookup(slot, k.DstPort, k.SrcPort) != want
+		}
+		if depends {
+			read++
+		}
+	}
+	return read, count
 }
