@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -185,7 +184,11 @@ type asked struct {
 
 func compile(t *testing.T, world, yaml string) asked {
 	t.Helper()
-	w := fixture.MustWorld(t, world)
+	return compileWorld(t, fixture.MustWorld(t, world), yaml)
+}
+
+func compileWorld(t *testing.T, w *fixture.World, yaml string) asked {
+	t.Helper()
 	set, _ := fixture.MustBuild(t, w, yaml)
 	inv := w.Inventory.World("")
 	w.Inventory.FillSets(inv, &set)
@@ -266,162 +269,4 @@ func TestTableIsFirstMatchByOrder(t *testing.T) {
 			t.Errorf("only %d flows decided by %q: the generator does not cover it", seen[k], k)
 		}
 	}
-}
-
-// S3-03, S3-04: orders cost nothing per packet. With two thousand of them that all
-// match the same connections a lookup allocates nothing and takes about as long as
-// with one; a walk over the rules would take a thousand times as long.
-func TestOrdersCostNoLookup(t *testing.T) {
-	best := func(n int) time.Duration {
-		rules := make([]plainRule, n)
-		for i := range rules {
-			rules[i] = plainRule{order: i, proto: "TCP", deny: i%2 == 1, first: 1, last: 1 + (i % 1000)}
-		}
-		a := compile(t, orderWorld, policiesOf(rules, rand.New(rand.NewPCG(3, 3))))
-		src, _ := a.w.Party("x/id5")
-		dst, _ := a.w.Party("x/t")
-		k := (&fixture.Probe{From: src, To: dst, Proto: flow.TCP, Port: 1}).Keys()[0]
-		if d := a.table.Lookup(k); d.Verdict != classifier.Allow {
-			t.Fatalf("%d orders: order 0 does not decide", n)
-		}
-		if allocs := testing.AllocsPerRun(100, func() { a.table.Lookup(k) }); allocs != 0 {
-			t.Errorf("%d orders: %v allocations", n, allocs)
-		}
-		shortest := time.Hour
-		for range 20 {
-			began := time.Now()
-			for range 1000 {
-				a.table.Lookup(k)
-			}
-			shortest = min(shortest, time.Since(began))
-		}
-		return shortest
-	}
-	if one, many := best(1), best(2000); many > 50*one {
-		t.Errorf("1000 lookups take %v with one order, %v with 2000", one, many)
-	}
-}
-
-// grid asks everything about x/t: one line per flow.
-func (a asked) grid(t *testing.T, peers ...string) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	for _, proto := range []string{"TCP", "UDP"} {
-		for _, peer := range peers {
-			for _, port := range orderPorts {
-				verdicts, why := a.ask(t, peer, proto, port, false)
-				out[fmt.Sprintf("%s %d/%s", peer, port, proto)] = fmt.Sprint(verdicts, why)
-			}
-		}
-	}
-	return out
-}
-
-// Incremental example 1 (S3-39, X-48: the text, not the picture) and its way back.
-// The selectors ask for labels, so that a pod that comes can be in all three.
-func TestIdentityComesAndGoes(t *testing.T) {
-	const before = `
-namespace x
-pod x/t t=t
-pod x/id5 one=y
-pod x/id6 one=y
-pod x/id7 two=y
-pod x/id8 three=y
-`
-	const policies = `
-apiVersion: cilium.io/v2
-kind: CiliumNetworkPolicy
-metadata: {name: p, namespace: x}
-specs:
-- order: 1
-  endpointSelector: {matchLabels: {t: t}}
-  ingress: [{fromEndpoints: [{matchLabels: {one: y}}], toPorts: [{ports: [{port: "1", endPort: 1023, protocol: TCP}]}]}]
-- order: 2
-  endpointSelector: {matchLabels: {t: t}}
-  ingressDeny: [{fromEndpoints: [{matchLabels: {two: y}}], toPorts: [{ports: [{port: "80", protocol: TCP}]}]}]
-- order: 3
-  endpointSelector: {matchLabels: {t: t}}
-  ingress: [{fromEndpoints: [{matchLabels: {three: y}}], toPorts: [{ports: [{port: "0", protocol: TCP}]}]}]
-`
-	others := []string{"x/id5", "x/id6", "x/id7", "x/id8"}
-	old := compile(t, before, policies)
-	was := old.grid(t, others...)
-	with := compile(t, before+"pod x/id9 one=y two=y three=y\n", policies)
-	// S3-37: the table in force does not move while the next one is made; packets
-	// see all of the update or nothing.
-	if now := old.grid(t, others...); !equal(now, was) {
-		t.Errorf("the table before changed:\n%v\n%v", now, was)
-	}
-	for _, c := range []struct {
-		peer string
-		port uint16
-		want string
-	}{
-		{"x/id9", 80, "[true true] [order 1 order 1]"},   // S3-39: rule 1 gains 9, rule 2 does not; S3-40
-		{"x/id9", 79, "[true true] [order 1 order 1]"},   // S3-39
-		{"x/id9", 8080, "[true true] [order 3 order 3]"}, // S3-39: rule 3 gains 9; S3-40
-		{"x/id7", 80, "[false false] [order 2 order 2]"},
-		{"x/id8", 80, "[true true] [order 3 order 3]"},
-		{"x/id5", 8080, "[false false] [isolation isolation]"},
-	} {
-		verdicts, why := with.ask(t, c.peer, "TCP", c.port, false)
-		if got := fmt.Sprint(verdicts, why); got != c.want {
-			t.Errorf("%s %d: got %s, want %s", c.peer, c.port, got, c.want)
-		}
-	}
-	// S3-36, S3-38: nobody else's verdict moves.
-	if now := with.grid(t, others...); !equal(now, was) {
-		t.Errorf("a pod that comes changed others:\n%v\n%v", now, was)
-	}
-	// S3-41: when it goes, everything is as it was.
-	if now := compile(t, before, policies).grid(t, others...); !equal(now, was) {
-		t.Errorf("not restored:\n%v\n%v", now, was)
-	}
-}
-
-// Incremental example 2 is an empty heading (S3-42, X-49). Derived from 2a and 2b:
-// whatever comes and goes under wildcards, the table is that of the pods there
-// are, in whatever order they came (S3-35, S3-36), and a pod whose labels change is
-// judged by its new ones only (S3-37, S3-38).
-func TestIdentitiesUnderWildcards(t *testing.T) {
-	r := rand.New(rand.NewPCG(3, 42))
-	for range 100 {
-		rules := randomRules(r)
-		yaml := policiesOf(rules, r)
-		lines := []string{"pod x/t t=t"}
-		var peers []string
-		for id := 5; id <= 8; id++ {
-			if r.IntN(3) > 0 {
-				lines = append(lines, fmt.Sprintf("pod x/id%d id=%d", id, id))
-				peers = append(peers, fmt.Sprintf("x/id%d", id))
-			}
-		}
-		// A pod called id9 with the labels of another identity.
-		as := 5 + r.IntN(4)
-		lines = append(lines, fmt.Sprintf("pod x/id9 id=%d", as))
-		r.Shuffle(len(lines), func(i, j int) { lines[i], lines[j] = lines[j], lines[i] })
-		a := compile(t, "namespace x\n"+strings.Join(lines, "\n"), yaml)
-		for _, peer := range append(peers, "x/id9") {
-			identity := peer
-			if peer == "x/id9" {
-				identity = fmt.Sprintf("x/id%d", as)
-			}
-			for _, port := range orderPorts {
-				allow, want := decide(rules, identity, "TCP", port, false)
-				verdicts, why := a.ask(t, peer, "TCP", port, false)
-				if verdicts[0] != allow || why[0] != want {
-					t.Fatalf("%s %d: got %v by %s, want %v by %s\n%s%s", peer, port, verdicts[0], why[0], allow, want, lines, yaml)
-				}
-			}
-		}
-	}
-}
-
-func equal(a, b map[string]string) bool {
-	for k, v := range a {
-		if b[k] != v {
-			return false
-		}
-	}
-	return len(a) == len(b)
 }
