@@ -211,7 +211,11 @@ func peerDetail(r *rule.Rule) string {
 		side = "to"
 	}
 	if len(r.Peers) == 0 {
-		return "matches nothing because `" + side + "` is empty"
+		why := "matches nothing because `" + side + "` is empty"
+		if r.Origin.Dialect == "kep" { // elsewhere it would mean everybody (X-14)
+			why += " (KEP dialect)"
+		}
+		return why
 	}
 	parts := make([]string, len(r.Peers))
 	for i := range r.Peers {

@@ -64,7 +64,7 @@ spec:
   ingress: [{ports: [{port: 81}]}]
 `
 
-// S0-70, X-25: for a pair of pods, which layer decided, and which policy of it.
+// For a pair of pods, which layer decided, and which policy of it.
 func TestExplainNamesTheLayer(t *testing.T) {
 	for _, c := range []struct{ to, port, verdict, band, policy string }{
 		{"x/server", "80/TCP", "Drop", "admin", "strong"},
@@ -79,21 +79,43 @@ func TestExplainNamesTheLayer(t *testing.T) {
 			Ingress struct{ Band, Policy string }
 		}
 		decode(t, r.out, &answer)
-		if answer.Verdict != c.verdict || answer.Ingress.Band != c.band || !strings.HasSuffix(answer.Ingress.Policy, c.policy) || (c.policy == "") != (answer.Ingress.Policy == "") {
+		if answer.Verdict != c.verdict || answer.Ingress.Band != c.band || !strings.HasSuffix(answer.Ingress.Policy, c.policy) || (c.policy == "") != (answer.Ingress.Policy == "") { // S0-70, X-25
 			t.Errorf("%s %s: got %+v %s", c.to, c.port, answer, r.err)
 		}
 	}
 }
 
-// S0-52: a node knows the pods of the others: only so can it tell a pod from an
-// address outside, which no AdminNetworkPolicy matches (S0-50).
+// A node knows the pods of the others: only so can it tell a pod from an address
+// outside, which no AdminNetworkPolicy matches.
 func TestPeersOfOtherNodes(t *testing.T) {
 	for from, want := range map[string]string{"y/client": "Drop", "198.51.100.1": "Allow"} {
 		r := tierwall(t, layers, "explain", "-m", "-", "--node", "n1", "--from", from, "--to", "x/free", "-p", "80/TCP", "-o", "json")
 		var answer struct{ Verdict string }
 		decode(t, r.out, &answer)
-		if answer.Verdict != want {
+		if answer.Verdict != want { // S0-52, S0-50
 			t.Errorf("%s: got %s%s", from, r.out, r.err)
+		}
+	}
+}
+
+// Where APIs differ about the same words, explain says how it reads them.
+func TestExplainSaysTheReading(t *testing.T) {
+	kep := func(from string) string {
+		return "{priority: 5, subject: {namespaceSelector: {}}, ingress: [{action: Deny, l4Selector: {allPorts: true}, from: [" + from + "]}]}"
+	}
+	world, _, _ := strings.Cut(layers, "---\napiVersion: policy.networking.k8s.io")
+	for _, c := range []struct{ spec, want string }{
+		{kep(""), "matches nothing because `from` is empty (KEP dialect)"},                                                 // X-14
+		{kep("{namespaces: {notSameLabels: [tenant]}}"), "whose namespace has another value, or none, of one of [tenant]"}, // X-22
+		{ // X-22: the first release's
+			"{priority: 5, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {notSameLabels: [tenant]}}]}]}",
+			"whose namespace has another value of one of [tenant]",
+		},
+	} {
+		policy := "---\napiVersion: policy.networking.k8s.io/v1alpha1\nkind: AdminNetworkPolicy\nmetadata: {name: read}\nspec: " + c.spec + "\n"
+		r := tierwall(t, world+policy, "explain", "-m", "-", "--from", "y/client", "--to", "x/free", "-p", "83/TCP")
+		if !strings.Contains(r.out, c.want) {
+			t.Errorf("want %q in\n%s%s", c.want, r.out, r.err)
 		}
 	}
 }
