@@ -33,7 +33,7 @@
 //
 // An address stays for its TTL and Config.Grace after the last answer that had it,
 // and beyond that while a live connection uses it: a rule allows a connection for
-// as long as it lasts (D-06). TTLs count from MinTTL to MaxTTL.
+// as long as it lasts. TTLs count from MinTTL to MaxTTL.
 //
 // # Bounds
 //

@@ -15,7 +15,7 @@ import (
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
-// The entities (C.5).
+// The entities, as Cilium names them.
 const (
 	entityAll        = "all"
 	entityNone       = "none"
