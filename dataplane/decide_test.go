@@ -314,7 +314,7 @@ func TestDecideKnown(t *testing.T) {
 	}
 }
 
-// TestDecideCut: a policy change cuts what it denies, found by its next
+// TestDecideCut: a policy change cuts what it denies, found by its next
 // packet or by SetTable, and counts it once.
 func TestDecideCut(t *testing.T) {
 	for _, established := range []Established{Strict, Keep} {
@@ -341,10 +341,12 @@ func TestDecideCut(t *testing.T) {
 				ev := x.events()
 				switch {
 				case established == Keep:
+					// the option.
 					if path != PassKept || cut != 0 || len(ev) != 0 {
 						t.Errorf("kept connection: %v, cut %d, events %v", path, cut, ev)
 					}
 				case viaPacket:
+					// the default.
 					if path != DropCut || len(ev) != 1 || ev[0].Key != Key(flow.TCP, a4, b4) || ev[0].Verdict != classifier.Drop {
 						t.Errorf("cut connection: %v, events %+v", path, ev)
 					}

@@ -148,8 +148,7 @@ func TestServiceAccountsReadEveryKind(t *testing.T) {
 	}
 }
 
-// X-05, S0-63, S0-88, S1-38, S2-110: who gets what through the roles every cluster
-// has.
+// Who gets what through the roles every cluster has.
 func TestAggregatedRoles(t *testing.T) {
 	writes := []string{"create", "update", "patch", "delete", "deletecollection"}
 	aggregated := func(to string, compat bool) (rules []rbacv1.PolicyRule) {
@@ -177,16 +176,16 @@ func TestAggregatedRoles(t *testing.T) {
 	}
 	for r, clusterScoped := range all {
 		for _, to := range []string{"view", "edit", "admin"} {
-			if !may(aggregated(to, false), "list", r) {
+			if !may(aggregated(to, false), "list", r) { // S2-110: view reads
 				t.Errorf("%s may not read %s", to, r)
 			}
 			for _, verb := range writes {
 				want := to != "view" && !clusterScoped
-				if got := may(aggregated(to, false), verb, r); got != want {
+				if got := may(aggregated(to, false), verb, r); got != want { // X-05, S0-63, S0-88: nobody writes cluster-wide policy by default
 					t.Errorf("%s may %s %s: %v, want %v", to, verb, r, got, want)
 				}
 				want = to != "view" && (!clusterScoped || compat(r))
-				if got := may(aggregated(to, true), verb, r); got != want {
+				if got := may(aggregated(to, true), verb, r); got != want { // X-05, S1-38, S2-110: with the optional role
 					t.Errorf("antrea-compat: %s may %s %s: %v, want %v", to, verb, r, got, want)
 				}
 			}

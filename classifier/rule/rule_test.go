@@ -68,7 +68,7 @@ func TestSelector(t *testing.T) {
 	}
 }
 
-// S0-41…S0-49 and the three readings of X-22.
+// Label lists of the KEP and of the first release, whose notSameLabels differ.
 func TestLabelRelation(t *testing.T) {
 	m := func(kv ...string) map[string]string {
 		out := map[string]string{}
@@ -85,21 +85,21 @@ func TestLabelRelation(t *testing.T) {
 		want       bool
 	}{
 		{NoRelation, nil, m(), m(), true},
-		{SameLabels, nil, m("t", "1"), m("t", "1"), false},
-		{SameLabels, one, m("t", "1"), m("t", "1"), true},
-		{SameLabels, one, m("t", "1"), m("t", "2"), false},
-		{SameLabels, one, m("t", "1"), m(), false},
+		{SameLabels, nil, m("t", "1"), m("t", "1"), false}, // S0-42, S0-48
+		{SameLabels, one, m("t", "1"), m("t", "1"), true},  // S0-41, S0-48
+		{SameLabels, one, m("t", "1"), m("t", "2"), false}, // S0-41, S0-48
+		{SameLabels, one, m("t", "1"), m(), false},         // S0-41
 		{SameLabels, one, m(), m(), false},
 		{SameLabels, two, m("t", "1", "u", "1"), m("t", "1", "u", "1"), true},
-		{SameLabels, two, m("t", "1", "u", "1"), m("t", "1", "u", "2"), false},
-		{NotSameLabelsKEP, nil, m("t", "1"), m("t", "2"), false},
-		{NotSameLabelsKEP, one, m("t", "1"), m("t", "2"), true},
-		{NotSameLabelsKEP, one, m("t", "1"), m("t", "1"), false},
-		{NotSameLabelsKEP, one, m("t", "1"), m(), true},
-		{NotSameLabelsKEP, one, m(), m("t", "2"), false}, // subject lacks the key: no-op
+		{SameLabels, two, m("t", "1", "u", "1"), m("t", "1", "u", "2"), false}, // S0-41: every key
+		{NotSameLabelsKEP, nil, m("t", "1"), m("t", "2"), false},               // S0-44, S0-49
+		{NotSameLabelsKEP, one, m("t", "1"), m("t", "2"), true},                // S0-43, S0-49
+		{NotSameLabelsKEP, one, m("t", "1"), m("t", "1"), false},               // S0-43, S0-49
+		{NotSameLabelsKEP, one, m("t", "1"), m(), true},                        // missing at the peer differs, for the KEP
+		{NotSameLabelsKEP, one, m(), m("t", "2"), false},                       // subject lacks the key: no-op
 		{NotSameLabelsKEP, two, m("t", "1", "u", "1"), m("t", "1", "u", "2"), true},
 		{NotSameLabelsRelease, one, m("t", "1"), m("t", "2"), true},
-		{NotSameLabelsRelease, one, m("t", "1"), m(), false},
+		{NotSameLabelsRelease, one, m("t", "1"), m(), false}, // the release wants it there
 		{NotSameLabelsRelease, two, m("t", "1", "u", "1"), m("t", "2"), false},
 	} {
 		r := LabelRelation{tc.op, tc.keys}

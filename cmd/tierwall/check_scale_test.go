@@ -83,7 +83,7 @@ func (s scale) policy(i int) string {
 	}
 }
 
-// S0-90: choosing pods of the whole cluster, every pod known to every node, is
+// Choosing pods of the whole cluster, every pod known to every node, is
 // bounded in memory. A fifth of the benchmark's cluster, in less than a fifth of
 // the gibibyte the whole one may take; BenchmarkCheck measures that one.
 func TestCheckScale(t *testing.T) {
@@ -97,7 +97,7 @@ func TestCheckScale(t *testing.T) {
 	if r.code != 0 || !strings.Contains(r.out, "400 policies: 0 errors") {
 		t.Errorf("exit code %d: %.2000s", r.code, r.out)
 	}
-	if grown := int64(after.HeapSys) - int64(before.HeapSys); grown > 200<<20 {
+	if grown := int64(after.HeapSys) - int64(before.HeapSys); grown > 200<<20 { // S0-90
 		t.Errorf("the heap grew by %d MiB", grown>>20)
 	}
 }

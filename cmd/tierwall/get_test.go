@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// The listing of Antrea's document (S2-66, S2-119), APPLIED-TO apart: its
-// identifiers come from subjects the document does not show, ours are equal where
-// its are. Its SOURCE of the namespaced policy lacks the namespace, which its own
+// The listing of Antrea's document, APPLIED-TO apart: its identifiers come from
+// subjects the document does not show, ours are equal where its are. Its SOURCE of the namespaced policy lacks the namespace, which its own
 // description of the column and antctl have.
 func TestGetPoliciesAntctl(t *testing.T) {
 	const document = `NAME                                 APPLIED-TO                           RULES SOURCE                                 TIER-PRIORITY PRIORITY
@@ -36,7 +35,7 @@ aac8b8bc-f3bf-4c41-b6e0-2af1863204eb bb6711a1-87c7-5a15-9a4a-71bf49a78056 3     
 					t.Errorf("line %d: %s for %s", i, a, b)
 				}
 				ids[b], theirs[a] = a, b
-			} else if got[i][j] != want[i][j] {
+			} else if got[i][j] != want[i][j] { // S2-66, S2-119
 				t.Errorf("line %d: got %q, want %q", i, got[i][j], want[i][j])
 			}
 		}
@@ -108,7 +107,7 @@ func TestGetPoliciesByName(t *testing.T) {
 	}
 }
 
-// S1-39: every policy about a pod, strongest first; also one that only isolates.
+// Every policy about a pod, strongest first; also one that only isolates.
 func TestGetPoliciesOfPod(t *testing.T) {
 	const world = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, namespace: shop, labels: {app: web}}\nspec: {containers: [{name: c, image: i}]}\nstatus: {phase: Running, podIP: 10.0.0.1}\n---\n" +
 		"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {matchLabels: {app: web}}}\n---\n" +
@@ -120,7 +119,7 @@ func TestGetPoliciesOfPod(t *testing.T) {
 	for _, row := range fields(r.out)[1:] {
 		got = append(got, row[0])
 	}
-	if strings.Join(got, " ") != "first web base" {
+	if strings.Join(got, " ") != "first web base" { // S1-39
 		t.Errorf("got %s%s", r.out, r.err)
 	}
 	for _, pod := range []string{"web", "shop/none"} {

@@ -295,8 +295,7 @@ var (
 		`(?P<prio>-?[0-9.]+|<nil>) (?P<applied>[^/ ]+/[^/ ]+|<nil>) ` + reEnds + ` (?P<label>\S+)` + reDup)
 )
 
-// TestAntreaFormat checks every policy line of the scenario against the format
-// (S2-85, S2-89, X-41).
+// TestAntreaFormat checks every policy line of the scenario against the format.
 func TestAntreaFormat(t *testing.T) {
 	for _, c := range []struct {
 		f      Format
@@ -308,7 +307,7 @@ func TestAntreaFormat(t *testing.T) {
 		policy := 0
 		for _, line := range l.lines() {
 			plain, _, _ := strings.Cut(line, " [")
-			if n := len(strings.Split(plain, " ")); n != c.fields {
+			if n := len(strings.Split(plain, " ")); n != c.fields { // S2-85, X-41
 				t.Errorf("%v: %d fields, want %d: %s", c.f, n, c.fields, line)
 			}
 			if strings.Contains(line, " Undecidable ") || strings.Contains(line, " AuditLost ") {
@@ -318,7 +317,7 @@ func TestAntreaFormat(t *testing.T) {
 				continue // no direction: nothing here decided
 			}
 			policy++
-			if !c.re.MatchString(line) {
+			if !c.re.MatchString(line) { // S2-89, X-41
 				t.Errorf("%v: not in the format: %s", c.f, line)
 			}
 		}
@@ -352,10 +351,10 @@ func TestAntreaDocumented(t *testing.T) {
 		Protocol: "TCP", Length: 60, Source: &Endpoint{IP: netip.MustParseAddr("10.10.1.65"), Port: 35402},
 		Destination: &Endpoint{IP: netip.MustParseAddr("10.0.0.5"), Port: 80},
 	}
-	// S2-85; the document's own table name is that of a release before tiers
-	// shared one table.
+	// The document's own table name is that of a release before tiers shared one
+	// table.
 	want = "2020/11/02 22:21:21.148395 AntreaPolicyIngressRule AntreaNetworkPolicy:default/test-anp Allow 61800 10.10.1.65 35402 10.0.0.5 80 TCP 60\n"
-	if got := string(r.appendAntrea(nil, false)); got != want {
+	if got := string(r.appendAntrea(nil, false)); got != want { // S2-85
 		t.Errorf("got  %swant %s", got, want)
 	}
 }

@@ -41,7 +41,7 @@ func denied(port uint16) dataplane.Event {
 }
 
 // TestAggregation: equal denied packets of one second are one record with their
-// number (S2-86); allowed ones and passed rules never are (S2-87).
+// number; allowed ones and passed rules never are.
 func TestAggregation(t *testing.T) {
 	l := newLog(t, Config{})
 	for range 4 {
@@ -55,7 +55,7 @@ func TestAggregation(t *testing.T) {
 	for _, r := range l.records() {
 		got[r.Verdict] += r.Count
 	}
-	if got[Allow] != 4 || got[Pass] != 8 || got[Drop] != 0 {
+	if got[Allow] != 4 || got[Pass] != 8 || got[Drop] != 0 { // S2-87: a record each
 		t.Errorf("before the second is over: %v, want 4 Allow, 8 Pass and no Drop", got)
 	}
 	l.after(200 * time.Millisecond) // 1.0 s after the first
@@ -65,11 +65,11 @@ func TestAggregation(t *testing.T) {
 			continue
 		}
 		n++
-		if r.Count != 4 || r.Until == nil || r.Until.Sub(r.Time) != time.Second {
+		if r.Count != 4 || r.Until == nil || r.Until.Sub(r.Time) != time.Second { // S2-86
 			t.Errorf("aggregate of %d until %v", r.Count, r.Until)
 		}
 	}
-	if n != 3 {
+	if n != 3 { // S2-86
 		t.Errorf("%d aggregates, want one for each port and rule set", n)
 	}
 	// The next second starts a new one, also if the writer was away meanwhile.

@@ -166,7 +166,7 @@ func (b *bench) resolve(name string, records ...string) <-chan struct{} {
 	return b.packet(datagram(b.t, server, pod, reply(b.t, 7, name, records...)))
 }
 
-// The answer waits until its addresses are in force, and no longer (S4-22, D-06).
+// The answer waits until its addresses are in force, and no longer.
 func TestHold(t *testing.T) {
 	b := newBench(t, Config{})
 	b.o.Hold = time.Minute
@@ -184,6 +184,7 @@ func TestHold(t *testing.T) {
 	<-second
 	b.passed("an answer that tells nothing new", b.resolve("a.test.", "a.test. 60 192.0.2.1"))
 	b.passed("an answer for a name nobody wants", b.resolve("a.example.", "a.example. 60 192.0.2.1"))
+	// S4-22: held, not dropped, and passed as they were.
 	if s := b.o.Stats(); s.Waited != 2 || s.Late != 0 || s.Answers != 4 || s.Queries != 4 {
 		t.Errorf("stats %+v", s)
 	}
@@ -194,7 +195,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// What nobody asked for teaches nothing, and passes (S4-22, S4-23).
+// What nobody asked for teaches nothing, and passes.
 func TestUnasked(t *testing.T) {
 	good := "a.test. 60 192.0.2.1"
 	other := netip.MustParseAddrPort("10.96.0.11:53")
@@ -217,7 +218,7 @@ func TestUnasked(t *testing.T) {
 		b := newBench(t, Config{})
 		b.packet(datagram(t, pod, server, ask(t, 7, "a.test.")))
 		b.passed(name, b.packet(datagram(t, tc.from, tc.to, tc.msg)))
-		if b.holds("wild"); t.Failed() {
+		if b.holds("wild"); t.Failed() { // S4-22: passed; S4-23: nothing learnt
 			t.Fatal(name)
 		}
 	}
@@ -258,7 +259,7 @@ func TestForms(t *testing.T) {
 }
 
 // An address stays for the least TTL of its chain and the grace, and beyond it
-// while a connection uses it (D-06).
+// while a connection uses it.
 func TestExpire(t *testing.T) {
 	b := newBench(t, Config{Grace: 5 * time.Second})
 	<-b.resolve("a.test.", "a.test. 30 x.example.", "x.example. 300 192.0.2.1")

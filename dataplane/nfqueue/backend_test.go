@@ -92,14 +92,14 @@ func TestEstablishedBypasses(t *testing.T) {
 	}
 }
 
-// what the node sends its pods is never judged, nor are the answers, and
+// What the node sends its pods is never judged, nor are the answers, and
 // no daemon is needed for it.
 func TestNodeToPod(t *testing.T) {
 	w := newWorld(t, Config{Queues: 1}, nothing)
 	for _, family := range families {
 		for _, network := range networks {
 			nstest.Echo(t, w.a.NS, network, w.a.Addr(family), portGood)
-			nstest.Reach(t, w.NS, network, at(w.a.Addr(family), portGood))
+			nstest.Reach(t, w.NS, network, at(w.a.Addr(family), portGood))
 		}
 	}
 	w.want(t, "node to pod")

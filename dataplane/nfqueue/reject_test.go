@@ -61,7 +61,7 @@ func refused(t *testing.T, what string, from *netlab.NS, network string, to neti
 	}
 }
 
-// S2-21, S2-22: a refused TCP client is reset at once, a UDP client gets an ICMP
+// A refused TCP client is reset at once, a UDP client gets an ICMP
 // error; on every path and in both families.
 func TestReject(t *testing.T) {
 	w := newWorld(t, Config{Queues: 2}, nothing)
@@ -82,7 +82,7 @@ func TestReject(t *testing.T) {
 		for i, udp := range []error{unix.EHOSTUNREACH, unix.EACCES} { // ICMP code 10, ICMPv6 code 1
 			for network, want := range map[string]error{"tcp": unix.ECONNREFUSED, "udp": udp} {
 				s := nstest.Echo(t, path.at, network, path.to[i], portGood)
-				refused(t, path.name, path.from, network, s.Addr, want)
+				refused(t, path.name, path.from, network, s.Addr, want) // S2-21, S2-22
 				if s.Seen() != 0 {
 					t.Errorf("%s: the server saw a refused %s connection", path.name, network)
 				}

@@ -96,7 +96,7 @@ func tcpSegment(f func(*layers.TCP), payload string) []byte {
 	return build(l, gopacket.Payload(payload))
 }
 
-// S2-21: a refused TCP segment is answered by a reset that its sender accepts
+// A refused TCP segment is answered by a reset that its sender accepts
 // (RFC 9293 §3.10.7.1).
 func TestAnswerTCP(t *testing.T) {
 	for _, tc := range []struct {
@@ -129,6 +129,7 @@ func TestAnswerTCP(t *testing.T) {
 				if !ok {
 					t.Fatalf("no TCP in %v", pkt)
 				}
+				// S2-21
 				if tcp.SrcPort != 80 || tcp.DstPort != 40000 || !tcp.RST || tcp.SYN || tcp.FIN || tcp.Window != 0 ||
 					tcp.ACK != tc.hasAck || tcp.Seq != tc.seq || tcp.Ack != tc.ack {
 					t.Errorf("answer %+v, want seq %d, ack %d (%t)", tcp, tc.seq, tc.ack, tc.hasAck)
@@ -142,7 +143,7 @@ func TestAnswerTCP(t *testing.T) {
 	}
 }
 
-// S2-22: what is not TCP is answered by an ICMP error, whose quote names the flow.
+// What is not TCP is answered by an ICMP error, whose quote names the flow.
 func TestAnswerICMP(t *testing.T) {
 	udp := build(&layers.UDP{SrcPort: 40000, DstPort: 53}, gopacket.Payload("query"))
 	long := build(&layers.UDP{SrcPort: 40000, DstPort: 53}, gopacket.Payload(bytes.Repeat([]byte{7}, 1400)))
@@ -169,7 +170,7 @@ func TestAnswerICMP(t *testing.T) {
 			if ip[0]>>4 == 6 {
 				want, most = flow.ICMPPort(1, 1), 1280
 			}
-			if h.Key.DstPort != want {
+			if h.Key.DstPort != want { // S2-22: administratively prohibited
 				t.Errorf("type and code %#x, want %#x", h.Key.DstPort, want)
 			}
 			if len(answer) > most || len(answer) < min(most, len(ip)+28) {

@@ -7,19 +7,19 @@ import (
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
-// Three dialects, three meanings of a star (S4-21, X-45).
+// Three dialects, three meanings of a star.
 func TestNameMatcher(t *testing.T) {
 	names := []string{"example.org", "www.example.org", "a.b.example.org", "notexample.org", "example.orgs", "exampleXorg", "Www.Example.ORG.", ""}
 	for _, tc := range []struct{ set, want string }{
-		{inventory.FQDNSet("*example.org"), "yyyy..y."},
+		{inventory.FQDNSet("*example.org"), "yyyy..y."}, // S4-21, X-45: any characters, none included
 		{inventory.FQDNSet("*.example.org"), ".yy...y."},
 		{inventory.FQDNSet("www.*.org"), ".y....y."},
 		{inventory.FQDNSet("Example.org."), "y......."},
 		{inventory.FQDNSet("*"), "yyyyyyy."},
 		{inventory.DomainSet("example.org"), "y......."},
-		{inventory.DomainSet("*.example.org"), ".yy...y."},
-		{inventory.CiliumFQDNSet("*.example.org"), ".y....y."},
-		{inventory.CiliumFQDNSet("**.example.org"), ".yy...y."},
+		{inventory.DomainSet("*.example.org"), ".yy...y."},      // whole labels, the domain itself excluded
+		{inventory.CiliumFQDNSet("*.example.org"), ".y....y."},  // one label
+		{inventory.CiliumFQDNSet("**.example.org"), ".yy...y."}, // labels
 		{inventory.CiliumFQDNSet("*example.org"), "y..y...."},
 		{inventory.CiliumFQDNSet("*"), "yyyyyyy."},
 		{inventory.CiliumFQDNSet("w*w.example.org"), ".y....y."},

@@ -115,15 +115,15 @@ func TestNobodyThere(t *testing.T) {
 	})
 }
 
-// prefixes that pods live in.
+// Prefixes that pods live in.
 func TestNetworks(t *testing.T) {
 	const w = "namespace x\nnode n1 192.0.2.1\npod x/a app=a\n"
 	deny := func(cidr string) string {
 		return cnp("p", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Deny, to: [{networks: ["+cidr+"]}]}]}")
 	}
 	each(t, w, [][3]string{
-		{"everything", deny("0.0.0.0/0"), "ClusterNetworkPolicy p (policy.networking.k8s.io): spec.egress[0].to: network 0.0.0.0/0 covers addresses of pods"},
-		{"outside", deny("198.51.100.0/24"), ""},
+		{"X-24: everything", deny("0.0.0.0/0"), "ClusterNetworkPolicy p (policy.networking.k8s.io): spec.egress[0].to: network 0.0.0.0/0 covers addresses of pods"},
+		{"X-24: outside", deny("198.51.100.0/24"), ""},
 		{"pods come first", cnp("p", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Pass, to: [{namespaces: {}}]}, {action: Deny, to: [{networks: [0.0.0.0/0]}]}]}"), ""},
 		{"an ipBlock of a NetworkPolicy is another matter", np("p", "{podSelector: {}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0}}]}]}"), ""},
 		{
@@ -133,14 +133,18 @@ func TestNetworks(t *testing.T) {
 	})
 }
 
-// DNS cut by rules rather than by isolation.
+// DNS cut by rules rather than by isolation.
 func TestDNSCutByRules(t *testing.T) {
 	const cut = "reach a DNS server"
 	self := "{action: Pass, to: [{namespaces: {match: Self}}]}"
 	each(t, world, [][3]string{
-		{"strict isolation", acnp("p", "{priority: 1, "+toX+", egress: ["+self+", {action: Drop, to: [{namespaceSelector: {}}]}]}"), "spec.egress[1]: no egress rule lets pod x/a " + cut},
+		{"X-42: strict isolation", acnp("p", "{priority: 1, "+toX+", egress: ["+self+", {action: Drop, to: [{namespaceSelector: {}}]}]}"), "spec.egress[1]: no egress rule lets pod x/a " + cut},
 		{"with DNS allowed", acnp("p", "{priority: 2, "+toX+", egress: ["+self+", {action: Drop, to: [{namespaceSelector: {}}]}]}") +
 			acnp("dns", "{priority: 1, "+toX+", egress: [{action: Allow, to: [{podSelector: {matchLabels: {k8s-app: kube-dns}}}], ports: [{port: 53, protocol: UDP}]}]}"), ""},
+		{
+			"X-43: one wildcard, the rest dropped", acnp("p", "{priority: 1, "+toX+", egress: [{action: Allow, to: [{fqdn: \"*foobar.com\"}], ports: [{protocol: TCP, port: 8080}]}, {action: Drop}]}"),
+			"spec.egress[1]: no egress rule lets pod x/a " + cut,
+		},
 		{"everything is meant", acnp("p", "{priority: 1, "+toX+", egress: [{action: Drop}]}"), ""},
 		{"a named port is meant", acnp("p", "{priority: 1, "+toX+", egress: [{action: Drop, ports: [{port: 53, protocol: UDP}]}]}"), ""},
 		{"a range of ports is not", acnp("p", "{priority: 1, "+toX+", egress: [{action: Drop, ports: [{port: 1, endPort: 1023, protocol: UDP}]}]}"), "spec.egress[0]: no egress rule lets pod x/a " + cut},

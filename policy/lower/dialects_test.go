@@ -59,12 +59,12 @@ func TestBuildIgnoresOrder(t *testing.T) {
 	}
 }
 
-// S0-27, S0-28: selectors are kept, not their result, so that namespaces and
+// Selectors are kept, not their result, so that namespaces and
 // pods come and go without touching a policy.
 func TestBuildKeepsSelectors(t *testing.T) {
 	objs := fixture.MustObjects(t, policies)
 	empty, found := lower.Build(objs, &inventory.Snapshot{})
-	if len(found.Errors)+len(found.Warnings) > 0 {
+	if len(found.Errors)+len(found.Warnings) > 0 { // S0-28
 		t.Errorf("policies without a world: %v", found)
 	}
 	full, _ := lower.Build(objs, fixture.MustWorld(t, "namespace x env=prod\npod x/p").Inventory)
@@ -73,11 +73,11 @@ func TestBuildKeepsSelectors(t *testing.T) {
 	}
 	subject := &full.Rules[1].Subject
 	e := rule.Endpoint{Namespace: "new", NamespaceLabels: map[string]string{"env": "prod"}}
-	if full.Rules[1].Origin.Name != "z" || !subject.Matches(&e) {
+	if full.Rules[1].Origin.Name != "z" || !subject.Matches(&e) { // S0-27
 		t.Errorf("a namespace that gets the label is not a subject: %s", subject)
 	}
 	e.NamespaceLabels = map[string]string{"env": "test"}
-	if subject.Matches(&e) {
+	if subject.Matches(&e) { // S0-27
 		t.Error("a namespace that lost the label is still a subject")
 	}
 }

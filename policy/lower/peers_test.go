@@ -9,7 +9,7 @@ import (
 	"github.com/tierwall/tierwall/policy/internal/fixture"
 )
 
-// Antrea's document counts seven kinds of selectors, lists eight, and has a
+// Antrea's document counts seven kinds of selectors, lists eight, and has a
 // ninth. Each lowers to a peer, alone and in the place it is for.
 func TestAntreaPeers(t *testing.T) {
 	w := fixture.MustWorld(t, "namespace x env=prod\nnode n1 192.0.2.1\npod x/a app=a\npod x/b app=b serviceAccount=sa\n")
@@ -45,7 +45,7 @@ spec:
 				peers = append(peers, r.Peers[i].String())
 			}
 		}
-		if len(set.Rules) != 1 || set.Rules[0].Action != rule.Deny || strings.Join(peers, " ") != c.want {
+		if len(set.Rules) != 1 || set.Rules[0].Action != rule.Deny || strings.Join(peers, " ") != c.want { // nine kinds
 			t.Errorf("%s: got %q, want %q", c.name, peers, c.want)
 		}
 	}

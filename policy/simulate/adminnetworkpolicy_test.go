@@ -197,7 +197,7 @@ func TestAdminPeers(t *testing.T) {
 		"x/b > x/a 80/TCP: default; default") // S0-31
 }
 
-// TestAdminL4: ports, both directions (S0-84).
+// TestAdminL4: ports, both directions.
 func TestAdminL4(t *testing.T) {
 	inv := world(t, "x", "x/a", "x/b http=80/TCP", "x/c http=8080/TCP")
 	for _, tt := range []struct {
@@ -222,6 +222,6 @@ func TestAdminL4(t *testing.T) {
 			in, eg = "Drop /p ingress[0]", "Drop /p egress[0]"
 		}
 		run(t, inv, []string{anp("p", 10, everyone+"  ingress: [{action: Deny, l4Selector: "+tt.l4+", from: ["+anyPod+"]}]\n")}, tt.conn+": default; "+in)
-		run(t, inv, []string{anp("p", 10, everyone+"  egress: [{action: Deny, l4Selector: "+tt.l4+", to: ["+anyPod+"]}]\n")}, tt.conn+": "+eg+"; default")
+		run(t, inv, []string{anp("p", 10, everyone+"  egress: [{action: Deny, l4Selector: "+tt.l4+", to: ["+anyPod+"]}]\n")}, tt.conn+": "+eg+"; default") // S0-84
 	}
 }

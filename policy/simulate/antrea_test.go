@@ -85,7 +85,7 @@ func TestAntreaOrder(t *testing.T) {
 	}
 }
 
-// TestAntreaWorkedOrder is the document's example of three policies (S2-63).
+// TestAntreaWorkedOrder is the document's example of three policies.
 func TestAntreaWorkedOrder(t *testing.T) {
 	inv := world(t, "x", "x/a", "x/b")
 	rules := func(n int) string {
@@ -98,6 +98,7 @@ func TestAntreaWorkedOrder(t *testing.T) {
 	}
 	docs := []string{acnp("acnp1", "application", 10, rules(1)), antreaDoc("x", "anp1", "application", 15, rules(2)), acnp("acnp3", "emergency", 20, rules(3))}
 	run(t, inv, docs,
+		// S2-63: the stronger tier first, rules from top to bottom.
 		"x/a > x/b 3/TCP: Allow /acnp3 e3.1; Allow /acnp3 i3.1", "x/a > x/b 1/TCP: Allow /acnp3 e3.2; Allow /acnp3 i3.2",
 		"x/a > x/b 31/TCP: default; default")
 	run(t, inv, docs[:2],
@@ -222,8 +223,9 @@ func TestAntreaL4(t *testing.T) {
 		{"protocols: [{icmp: {icmpType: 8, icmpCode: 0}}]", "2048/ICMP", true}, // S2-116
 		{"protocols: [{icmp: {icmpType: 8, icmpCode: 0}}]", "2049/ICMP", false},
 		{"protocols: [{icmp: {icmpType: 8, icmpCode: 0}}]", "0/ICMP", false},
-		{"protocols: [{icmp: {}}], ports: [{port: 80}]", "80/TCP", true},
-		{"protocols: [{icmp: {}}], ports: [{port: 80}]", "0/ICMP", true},
+		{"protocols: [{icmp: {}}], ports: [{port: 80}]", "80/TCP", true},  // S2-36: one list of alternatives
+		{"protocols: [{icmp: {}}], ports: [{port: 80}]", "0/ICMP", true},  // S2-36
+		{"protocols: [{icmp: {}}], ports: [{port: 80}]", "81/TCP", false}, // S2-36: none of them
 	} {
 		want := "default"
 		if tt.match {
@@ -231,12 +233,12 @@ func TestAntreaL4(t *testing.T) {
 		}
 		run(t, inv, []string{acnp("p", "platform", 1, all+"  ingress: [{name: r, action: Reject, "+tt.l4+"}]\n")}, "x/a > x/b "+tt.conn+": default; "+want)
 	}
-	// S4-12: IGMP out of a pod, by type and group.
+	// IGMP out of a pod, by type and group.
 	for _, tt := range []struct {
 		igmp, conn string
 		match      bool
 	}{
-		{"{igmpType: 0x16, groupAddress: 225.1.2.3}", "225.1.2.3 5632/IGMP", true},
+		{"{igmpType: 0x16, groupAddress: 225.1.2.3}", "225.1.2.3 5632/IGMP", true}, // S4-12
 		{"{igmpType: 0x16, groupAddress: 225.1.2.3}", "225.1.2.4 5632/IGMP", false},
 		{"{igmpType: 0x16}", "225.1.2.4 4608/IGMP", false},
 		{"{}", "225.1.2.4 4608/IGMP", true},  // S4-08: any report
@@ -317,7 +319,7 @@ func TestAntreaSamples(t *testing.T) {
 	})
 }
 
-// TestAntreaGeneratedName: S2-40, X-38. The digest is of the rule as the API
+// TestAntreaGeneratedName: the digest is of the rule as the API
 // server would hold it.
 func TestAntreaGeneratedName(t *testing.T) {
 	inv := world(t, "x", "x/a", "x/b")
@@ -325,7 +327,7 @@ func TestAntreaGeneratedName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check(t, s, inv, "x/a > x/b 80/TCP: default; Allow /p ingress-allow-"+sevenDigits(`{"action":"Allow","enableLogging":false}`))
+	check(t, s, inv, "x/a > x/b 80/TCP: default; Allow /p ingress-allow-"+sevenDigits(`{"action":"Allow","enableLogging":false}`)) // S2-40, X-38
 }
 
 func sevenDigits(json string) string {

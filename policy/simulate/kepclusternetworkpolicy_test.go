@@ -88,9 +88,9 @@ func TestClusterPrecedence(t *testing.T) {
 	run(t, inv, []string{allows}, "192.0.2.1 > x/a 80/TCP: not-local; Drop [/allows]")
 }
 
-// TestClusterSamples are the sample specs, corrected (X-07, X-09…X-12).
+// TestClusterSamples are the sample specs, corrected.
 func TestClusterSamples(t *testing.T) {
-	t.Run("Self", func(t *testing.T) { // S1-43
+	t.Run("Self", func(t *testing.T) { // S1-43; X-09: the scope is written self
 		inv := world(t, "x", "y", "x/a1 app=a", "x/b1 app=b", "y/a2 app=a", "y/b2 app=b")
 		run(t, inv, []string{kepCDNP("self", toAll+"  ingress: [{from: [{namespaces: {scope: self}, podSelector: {matchLabels: {app: b}}}]}]\n")},
 			"x/b1 > x/a1 80/TCP: default; Allow /self ingress[0]", "y/b2 > y/a2 80/TCP: default; Allow /self ingress[0]",
@@ -134,20 +134,20 @@ func TestClusterSamples(t *testing.T) {
 	})
 }
 
-// TestClusterL4: ports are those of NetworkPolicy (S1-25).
+// TestClusterL4: ports are those of NetworkPolicy.
 func TestClusterL4(t *testing.T) {
 	inv := world(t, "x", "x/a", "x/b http=80/TCP")
 	for _, tt := range []struct {
 		ports, conn string
 		match       bool
 	}{
-		{"[]", "8/ICMP", true},
-		{"[{port: 80}]", "80/TCP", true},
+		{"[]", "8/ICMP", true},           // S1-25
+		{"[{port: 80}]", "80/TCP", true}, // S1-25
 		{"[{port: 80}]", "80/UDP", false},
-		{"[{protocol: UDP}]", "9/UDP", true},
-		{"[{port: http}]", "80/TCP", true},
-		{"[{port: 80, endPort: 82}, {port: 90}]", "82/TCP", true},
-		{"[{port: 80, endPort: 82}, {port: 90}]", "90/TCP", true},
+		{"[{protocol: UDP}]", "9/UDP", true},                      // S1-25
+		{"[{port: http}]", "80/TCP", true},                        // S1-25
+		{"[{port: 80, endPort: 82}, {port: 90}]", "82/TCP", true}, // S1-25
+		{"[{port: 80, endPort: 82}, {port: 90}]", "90/TCP", true}, // S1-25
 		{"[{port: 80, endPort: 82}, {port: 90}]", "83/TCP", false},
 	} {
 		want := "default"

@@ -49,7 +49,11 @@ func TestNames(t *testing.T) {
 // TestResolve: once a name has an address, rules about it match.
 func TestResolve(t *testing.T) {
 	inv := world(t, "x", "x/a app=client", "x/b")
-	for _, tt := range []struct{ doc, want string }{ // S2-93, S4-20
+	for _, tt := range []struct{ doc, want string }{
+		// S2-93
+		{acnp("p", "platform", 1, all+"  egress: [{name: some, action: Drop, to: [{fqdn: '*foobar.com'}]}]\n"), "Drop /p some, default, default"},
+		{acnp("p", "platform", 1, all+"  egress: [{name: some, action: Drop, to: [{fqdn: svcA.default.svc.cluster.local}]}]\n"), "Drop /p some, default, default"}, // S2-94
+		// S4-20
 		{acnp("p", "platform", 1, all+"  egress: [{name: some, action: Allow, to: [{fqdn: '*foobar.com'}], ports: [{port: 80}]}, {name: rest, action: Drop}]\n"), "Allow /p some, Drop /p rest, Drop /p rest"},
 		{release("p", 1, "  subject: {namespaces: {}}\n  egress: [{name: some, action: Allow, to: [{domainNames: ['*.foobar.com']}]}, {name: rest, action: Deny, to: [{networks: [0.0.0.0/0]}]}]\n"), "Allow /p some, Drop /p rest, Drop /p rest"},
 		{ciliumDoc("x", "p", everyPod+"  egress: [{toFQDNs: [{matchName: www.foobar.com}]}]\n"), "Allow x/p egress[0], Drop [x/p], Drop [x/p]"},
@@ -58,7 +62,7 @@ func TestResolve(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Resolve(map[string][]netip.Addr{"www.foobar.com": addrs("192.0.2.1", "10.0.0.2"), "example.org": addrs("192.0.2.9")})
+		s.Resolve(map[string][]netip.Addr{"www.foobar.com": addrs("192.0.2.1", "10.0.0.2"), "svca.default.svc.cluster.local": addrs("192.0.2.1"), "example.org": addrs("192.0.2.9")})
 		wants := strings.Split(tt.want, ", ")
 		check(t, s, inv, "x/a > 192.0.2.1 80/TCP: "+wants[0]+"; not-local v4only")
 		check(t, s, inv, "x/a > 192.0.2.9 80/TCP: "+wants[1]+"; not-local v4only")

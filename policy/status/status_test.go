@@ -215,7 +215,7 @@ func want(t *testing.T, s *server, name, kind string, parts ...string) {
 	}
 }
 
-// S0-62, S2-82, X-01, X-23, X-40: what the conditions say.
+// What the conditions say.
 func TestConditions(t *testing.T) {
 	s := newServer(t,
 		acnp("bad", "nowhere", "Drop", 5), acnp("one", "platform", "Drop", 7), acnp("two", "platform", "Allow", 7),
@@ -227,14 +227,14 @@ func TestConditions(t *testing.T) {
 		s.report(0)
 		wait(3 * time.Second)
 		want(t, s, "bad", Accepted, "False Invalid spec.tier: there is no tier", "(create the Tier")
-		want(t, s, "bad", Enforced, "False Refused 3 of 3 nodes; see condition Accepted")
-		want(t, s, "one", Accepted, "True Accepted")
+		want(t, s, "bad", Enforced, "False Refused 3 of 3 nodes; see condition Accepted") // S0-62
+		want(t, s, "one", Accepted, "True Accepted")                                      // S0-62
 		want(t, s, "one", Enforced, "True AllNodes 3 of 3 nodes")
-		want(t, s, "two", PriorityConflict, "True EqualPriority", "x/p", "TCP 80")
-		want(t, s, "skewed", Degraded, "True UnknownSelector", "spec.ingress[0].from[0].workloads")
+		want(t, s, "two", PriorityConflict, "True EqualPriority", "x/p", "TCP 80")
+		want(t, s, "skewed", Degraded, "True UnknownSelector", "spec.ingress[0].from[0].workloads")
 		want(t, s, "one", Degraded)
-		want(t, s, "g", GroupMembersComputed, "True Computed")
-		want(t, s, "kep", Dialect, "True KEP")
+		want(t, s, "g", GroupMembersComputed, "True Computed") // S2-82
+		want(t, s, "kep", Dialect, "True KEP")
 		if st := s.status("one"); st["phase"] != "Realized" || st["currentNodesRealized"] != int64(3) || st["desiredNodesRealized"] != int64(3) || st["observedGeneration"] != int64(1) {
 			t.Errorf("status of one: %v", st)
 		}

@@ -173,8 +173,7 @@ func (r *rig) openNames() {
 }
 
 // TestNamesFirstConnection: the very first packet a pod sends to an address it has
-// just been told passes, in both families (S2-90, S2-91, S4-21, S4-23, D-06). What
-// was resolved is known after a restart; what was not is closed all the time.
+// just been told passes, in both families. What was resolved is known after a restart; what was not is closed all the time.
 func TestNamesFirstConnection(t *testing.T) {
 	for _, dp := range dataplanes {
 		t.Run(dp, func(t *testing.T) {
@@ -184,7 +183,7 @@ func TestNamesFirstConnection(t *testing.T) {
 			r.nameServer(zone)
 			r.start()
 			if r.opens("tcp", "y/b", "x/a", 4) || r.opens("udp", "y/b", "x/a", 6) {
-				t.Fatal("a name nobody has resolved is open")
+				t.Fatal("a name nobody has resolved is open") // S4-23
 			}
 			c := r.resolver("y/b")
 			from := r.world.Host("y/b").NS
@@ -194,7 +193,7 @@ func TestNamesFirstConnection(t *testing.T) {
 						t.Fatalf("%s %s: %v\n%s", name, typ, err, r.logText())
 					}
 					to := netip.AddrPortFrom(zone[name+" "+strings.TrimPrefix(typ.String(), "Type")], 80)
-					if err := from.Probe("udp", to, nstest.Timeout); err != nil { // one datagram: nobody sends it again
+					if err := from.Probe("udp", to, nstest.Timeout); err != nil { // S2-91; one datagram: nobody sends it again
 						t.Errorf("%s %s: the first datagram to %s is lost: %v", name, typ, to, err)
 					}
 				}
@@ -223,7 +222,7 @@ func TestNamesFirstConnection(t *testing.T) {
 }
 
 // TestNamesExpire: an address whose TTL is over is closed again, one that a
-// connection uses is not (D-06).
+// connection uses is not.
 func TestNamesExpire(t *testing.T) {
 	r := newRig(t, "nfqueue")
 	r.openNames()
@@ -260,7 +259,7 @@ func TestNamesExpire(t *testing.T) {
 }
 
 // TestNamesDaemonGone: without the daemon, and with its table left behind, names
-// are still resolved (S4-22).
+// are still resolved.
 func TestNamesDaemonGone(t *testing.T) {
 	r := newRig(t, "nfqueue")
 	r.openNames()
@@ -272,7 +271,7 @@ func TestNamesDaemonGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.stop(syscall.SIGKILL)
-	if err := c.resolve("a-x.example.test.", dnsmessage.TypeAAAA); err != nil {
+	if err := c.resolve("a-x.example.test.", dnsmessage.TypeAAAA); err != nil { // S4-22
 		t.Errorf("an accepted connection to the name server: %v", err)
 	}
 	r.cleanup()

@@ -29,7 +29,7 @@ spec:
   - {name: rest, action: Drop, enableLogging: true}
 `
 
-// S2-98, S2-101: from the objects to the wire, where the fast path may be in front.
+// From the objects to the wire, where the fast path may be in front.
 func TestToServices(t *testing.T) {
 	for _, dp := range []string{"nfqueue", "auto"} {
 		t.Run(dp, func(t *testing.T) {
@@ -48,10 +48,10 @@ func TestToServices(t *testing.T) {
 			r.start()
 			for family, vip := range map[int]string{4: "10.96.0.10", 6: "fd00:96::10"} {
 				to := netip.AddrPortFrom(netip.MustParseAddr(vip), 8000)
-				if err := r.world.Host("x/c").NS.Probe("tcp", to, nstest.Timeout); err != nil {
+				if err := r.world.Host("x/c").NS.Probe("tcp", to, nstest.Timeout); err != nil { // S2-98; S2-102: with the fast path and without
 					t.Errorf("to the Service, IPv%d: %v\n%s", family, err, r.logText())
 				}
-				if r.opens("tcp", "x/c", "y/b", family) {
+				if r.opens("tcp", "x/c", "y/b", family) { // S2-101: it is another thing, which this rule does not allow
 					t.Errorf("the backend is reached directly, IPv%d", family)
 				}
 			}

@@ -3,9 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"io/fs"
 	"os"
 	"path"
@@ -15,9 +12,26 @@ import (
 	"strings"
 )
 
-// Tree knows every test and fixture of a module and the numbers each cites.
+// Tree knows every test and fixture of a module and the numbers each shows.
 type Tree struct {
-	cites map[string]map[Number]bool // proof in text form → numbers
+	proofs map[string]numbers // by proof in text form
+}
+
+// numbers are those of one test or fixture.
+type numbers struct {
+	shown map[Number]bool // beside a case: a row, an assertion, a verdict, a finding
+	cited map[Number]bool // anywhere, prose included
+}
+
+func newNumbers(text string) numbers {
+	return numbers{shown: map[Number]bool{}, cited: numbersIn(text)}
+}
+
+// show adds the numbers in the text of a case.
+func (n numbers) show(text string) {
+	for c := range numbersIn(text) {
+		n.shown[c] = true
+	}
 }
 
 // cited matches a number, or two with an ellipsis between: all from one to the
@@ -42,7 +56,7 @@ func numbersIn(text string) map[Number]bool {
 
 // Scan reads all tests and fixtures below root, a folder with a go.mod.
 func Scan(root string) (*Tree, error) {
-	t := &Tree{cites: map[string]map[Number]bool{}}
+	t := &Tree{proofs: map[string]numbers{}}
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -58,15 +72,23 @@ func Scan(root string) (*Tree, error) {
 			return err
 		}
 		rel = filepath.ToSlash(rel)
+		if !strings.HasSuffix(rel, "_test.go") && !strings.HasSuffix(rel, ".txtar") {
+			return nil
+		}
+		data, err := os.ReadFile(p)
 		switch {
-		case strings.HasSuffix(rel, "_test.go"):
-			return t.goFile(p, path.Dir(rel))
+		case err != nil:
+			return err
 		case strings.HasSuffix(rel, ".txtar"):
-			data, err := os.ReadFile(p)
-			t.cites[rel] = numbersIn(string(data))
+			t.proofs[rel] = fixtureNumbers(data)
+			return nil
+		default:
+			tests, err := testNumbers(p, data)
+			for name, n := range tests {
+				t.proofs[Proof{Package: path.Dir(rel), Test: name}.String()] = n
+			}
 			return err
 		}
-		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read tests: %w", err)
@@ -74,58 +96,31 @@ func Scan(root string) (*Tree, error) {
 	return t, nil
 }
 
-// goFile adds the test functions of a file.
-func (t *Tree) goFile(file, dir string) error {
-	src, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	fset := token.NewFileSet()
-	f, err := parser.ParseFile(fset, file, src, parser.ParseComments|parser.SkipObjectResolution)
-	if err != nil {
-		return err
-	}
-	for _, d := range f.Decls {
-		fn, ok := d.(*ast.FuncDecl)
-		if !ok || fn.Recv != nil || !strings.HasPrefix(fn.Name.Name, "Test") && !strings.HasPrefix(fn.Name.Name, "Fuzz") {
-			continue
-		}
-		first := fn.Pos()
-		if fn.Doc != nil {
-			first = fn.Doc.Pos()
-		}
-		// The comment behind a function's last line belongs to it.
-		last := fset.Position(fn.End()).Offset
-		if i := strings.IndexByte(string(src[last:]), '\n'); i >= 0 {
-			last += i
-		}
-		t.cites[Proof{Package: dir, Test: fn.Name.Name}.String()] = numbersIn(string(src[fset.Position(first).Offset:last]))
-	}
-	return nil
-}
-
 var (
 	errNoProof = errors.New("does not exist")
 	errSilent  = errors.New("does not cite the number")
+	errProse   = errors.New("cites the number in prose only: write it beside the case that shows it")
 )
 
-// Check reports whether a proof exists and cites the number.
+// Check reports whether a proof exists and has a case for the number.
 func (t *Tree) Check(p Proof, n Number) error {
-	cites, ok := t.cites[p.String()]
+	have, ok := t.proofs[p.String()]
 	switch {
 	case !ok:
 		return fmt.Errorf("%s %w", p, errNoProof)
-	case !cites[n]:
-		return fmt.Errorf("%s %w", p, errSilent)
+	case have.shown[n]:
+		return nil
+	case have.cited[n]:
+		return fmt.Errorf("%s %w", p, errProse)
 	}
-	return nil
+	return fmt.Errorf("%s %w", p, errSilent)
 }
 
-// Cites returns the proofs that cite a number, sorted.
+// Cites returns the proofs that have a case for a number, sorted.
 func (t *Tree) Cites(n Number) []string {
 	var out []string
-	for p, cites := range t.cites {
-		if cites[n] {
+	for p, have := range t.proofs {
+		if have.shown[n] {
 			out = append(out, p)
 		}
 	}

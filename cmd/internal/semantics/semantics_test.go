@@ -98,26 +98,116 @@ func TestNumbersIn(t *testing.T) {
 	}
 }
 
-// TestScan reads a tree of its own: what counts as citing, and what does not.
-func TestScan(t *testing.T) {
-	root := t.TempDir()
-	for name, text := range map[string]string{
-		"a/a_test.go": `package a
+// What counts as a case in a test, and what is only prose.
+const goFile = `package a
 
 import "testing"
 
 var outside = "S0-09"
 
-// TestDoc is about S0-01.
-func TestDoc(t *testing.T) {}
+// TestProse is about S0-01.
+func TestProse(t *testing.T) {
+	// S0-02 is what comes next.
+	got := 1
+	manifest := ` + "`kind: Policy # S0-03\n`" + `
+	_, _ = got, manifest // S0-04
+	t.Log("S0-05")
+	rows := []string{"S0-06"} // nobody asks
+	_ = rows
+	for range 2 { // S0-07
+		if got != 1 {
+			t.Error("wrong")
+		}
+	}
+}
 
-func TestBody(t *testing.T) {
-	_ = "S0-02" // and X-01
-} // S0-03
+func TestCases(t *testing.T) {
+	want := []string{
+		"a", // S1-01
+	}
+	for _, c := range []struct {
+		name string
+		n    int
+	}{
+		{"S1-02 by name", 1},
+		{"by comment", 1}, // S1-03
+		// S1-04
+		{
+			"above", 1,
+		},
+	} {
+		if c.n != 1 { // S1-05, S1-06…S1-08
+			t.Errorf("%s", c.name)
+		}
+	}
+	if len(want) != 1 {
+		t.Fatal("S1-09")
+	}
+	t.Run("S1-10", func(t *testing.T) {
+		helper(t, 1) // S1-11
+	})
+	check := func(n int) {
+		if n != 1 {
+			t.Fail()
+		}
+	}
+	// S1-12: the
+	// comment above.
+	check(1)
+	switch {
+	case len(want) == 2: // S1-13
+		t.Error("two")
+	case len(want) == 3: // S1-14 says nothing
+	}
+	helper(t, want...)
+}
 
-func helper() { _ = "S0-04" }
-`,
-		"a/testdata/f.txtar":  "S1-01\n-- x --\nS1-02\n",
+func FuzzIt(f *testing.F) {
+	f.Fuzz(func(t *testing.T, n int) {
+		if n == 7 { // S1-15
+			t.Error(n)
+		}
+	})
+}
+
+func helper(t *testing.T, n int) { _ = "S0-08" }
+`
+
+const fixtureFile = `Prose about S2-01.
+-- world --
+pod x/a # S2-02
+-- a.yaml --
+# S2-03
+kind: Policy
+metadata: {name: no-priority} # S2-04
+spec: {} # S2-05
+---
+kind: Policy
+metadata: {name: good} # S2-06
+spec: # S2-07
+  rules: []
+---
+kind: Policy
+metadata:
+  name: bad-rule # S2-08
+spec:
+  rules: [{}] # S2-09
+-- expect --
+# S2-10
+x/a > x/b 80/TCP Drop # S2-11, S2-12
+-- findings --
+error: a.yaml:3: Policy no-priority: spec.priority: missing
+warning: a.yaml:15: Policy bad-rule: spec.rules[0]: is empty
+-- verdicts --
+x/a > x/b 80/TCP: Drop # S2-13
+`
+
+// TestScan reads a tree of its own: what counts as a case, and what does not.
+func TestScan(t *testing.T) {
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"a/a_test.go":         goFile,
+		"a/testdata/f.txtar":  fixtureFile,
 		".hidden/h_test.go":   "not Go",
 		"a/product.go":        "not Go either, never read",
 		"a/testdata/other.md": "S1-03",
@@ -135,21 +225,20 @@ func helper() { _ = "S0-04" }
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		proof string
-		n     Number
-		want  error
+		proof   string
+		numbers string
+		want    error
 	}{
-		{"a:TestDoc", "S0-01", nil},
-		{"a:TestDoc", "S0-02", errSilent},
-		{"a:TestBody", "S0-02", nil},
-		{"a:TestBody", "X-01", nil},
-		{"a:TestBody", "S0-03", nil},
-		{"a:TestBody", "S0-04", errSilent},
-		{"a:TestDoc", "S0-09", errSilent},
-		{"a:TestNone", "S0-01", errNoProof},
-		{"b:TestDoc", "S0-01", errNoProof},
-		{"a/testdata/f.txtar", "S1-01", nil},
-		{"a/testdata/f.txtar", "S1-02", nil},
+		{"a:TestProse", "S0-01…S0-07", errProse},
+		{"a:TestProse", "S0-08, S0-09", errSilent},
+		{"a:TestCases", "S1-01…S1-13", nil},
+		{"a:TestCases", "S1-14", errProse},
+		{"a:TestCases", "S1-15", errSilent},
+		{"a:FuzzIt", "S1-15", nil},
+		{"a:TestNone", "S1-01", errNoProof},
+		{"b:TestCases", "S1-01", errNoProof},
+		{"a/testdata/f.txtar", "S2-01, S2-02, S2-03, S2-05, S2-06, S2-07, S2-10, S2-13", errProse},
+		{"a/testdata/f.txtar", "S2-04, S2-08, S2-09, S2-11, S2-12", nil},
 		{"a/testdata/f.txtar", "S1-03", errSilent},
 		{"a/testdata/g.txtar", "S1-01", errNoProof},
 	} {
@@ -157,11 +246,13 @@ func helper() { _ = "S0-04" }
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := tree.Check(p, c.n); !errors.Is(got, c.want) {
-			t.Errorf("%s %s: got %v, want %v", c.proof, c.n, got, c.want)
+		for n := range numbersIn(c.numbers) {
+			if got := tree.Check(p, n); !errors.Is(got, c.want) {
+				t.Errorf("%s %s: got %v, want %v", c.proof, n, got, c.want)
+			}
 		}
 	}
-	if got := tree.Cites("S0-02"); len(got) != 1 || got[0] != "a:TestBody" {
+	if got := tree.Cites("S1-02"); len(got) != 1 || got[0] != "a:TestCases" {
 		t.Errorf("got %v", got)
 	}
 }

@@ -322,7 +322,7 @@ func TestKindsAreThoseDecoded(t *testing.T) {
 	}
 }
 
-// short names do not collide with each other or with those of the APIs that
+// Short names do not collide with each other or with those of the APIs that
 // are likely to be installed beside ours.
 func TestShortNames(t *testing.T) {
 	want := map[string]string{
@@ -336,7 +336,7 @@ func TestShortNames(t *testing.T) {
 		if k.short == "" {
 			continue
 		}
-		if by := taken[k.short]; by != "" {
+		if by := taken[k.short]; by != "" {
 			t.Errorf("%s: %s has the short name of %s", k.name(), k.short, by)
 		}
 		taken[k.short] = k.name()
@@ -344,6 +344,38 @@ func TestShortNames(t *testing.T) {
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
+	}
+}
+
+// What kubectl prints, as Antrea's documents show it, and by which names it asks.
+func TestListing(t *testing.T) {
+	for _, tt := range []struct{ no, kind, version, plural, short, columns string }{
+		{"S2-15", "Tier", "v1alpha1", "tiers", "tr", "Priority Age"},
+		{"S2-15", "Tier", "v1beta1", "tiers", "tr", "Priority Age"},
+		{"S2-44", "ClusterNetworkPolicy", "v1alpha1", "clusternetworkpolicies", "acnp", "Tier Priority Age"},
+		{"S2-61, X-06", "NetworkPolicy", "v1alpha1", "networkpolicies", "annp", "Tier Priority Age"},
+		{"S2-69", "ClusterGroup", "v1alpha3", "clustergroups", "cg", "Age"},
+	} {
+		i := slices.IndexFunc(kinds, func(k kind) bool { return k.kind == tt.kind && k.group == "crd.antrea.io" })
+		k := &kinds[i]
+		if k.plural != tt.plural || k.short != tt.short {
+			t.Errorf("%s: %s is %s, short %s", tt.no, tt.kind, k.plural, k.short)
+		}
+		v := slices.IndexFunc(k.versions, func(v version) bool { return v.name == tt.version })
+		if v < 0 {
+			t.Errorf("%s: %s has no %s", tt.no, tt.kind, tt.version)
+			continue
+		}
+		var columns []string
+		for _, c := range k.versions[v].columns {
+			columns = append(columns, c.Name)
+			if c.Name == "Priority" && c.JSONPath != ".spec.priority" {
+				t.Errorf("%s: %s is sorted by %s", tt.no, tt.kind, c.JSONPath)
+			}
+		}
+		if got := strings.Join(columns, " "); got != tt.columns {
+			t.Errorf("%s: columns of %s: %s", tt.no, tt.kind, got)
+		}
 	}
 }
 

@@ -38,19 +38,19 @@ func TestMatchFQDN(t *testing.T) {
 	}
 }
 
-// X-56: decimal, hexadecimal, nothing in between.
+// Decimal, hexadecimal, nothing in between.
 func TestNumber(t *testing.T) {
 	for text, want := range map[string]antrea.Number{
 		"17": 17, `"17"`: 17, `"0x11"`: 17, `"0X16"`: 22, `"0x22"`: 34, "0": 0, `"0x0011"`: 17,
 	} {
 		var n antrea.Number
-		if err := json.Unmarshal([]byte(text), &n); err != nil || n != want {
+		if err := json.Unmarshal([]byte(text), &n); err != nil || n != want { // X-56
 			t.Errorf("%s: %d, %v", text, n, err)
 		}
 	}
 	for _, text := range []string{`"017"`, `"0o21"`, `"0b10001"`, "-1", "1.5", `""`, `"0x"`, `"x"`, `"0x80000000"`, "true", "{}", `"1_7"`} {
 		var n antrea.Number
-		if err := json.Unmarshal([]byte(text), &n); err == nil {
+		if err := json.Unmarshal([]byte(text), &n); err == nil { // X-56: YAML's two octals differ
 			t.Errorf("%s is read as %d", text, n)
 		}
 	}

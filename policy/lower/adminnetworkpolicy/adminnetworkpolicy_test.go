@@ -54,11 +54,11 @@ func TestLimits(t *testing.T) {
 		{"highest priority", 1000, 1, 1, 0}, // S0-13
 		{"priority -1", -1, 1, 1, 1},        // S0-13
 		{"priority 1001", 1001, 1, 1, 1},    // S0-13
-		{"no rules", 1, 0, 0, 0},            // S0-28
-		{"100 ingress", 1, 100, 0, 0},       // S0-20
-		{"60 and 40", 1, 60, 40, 0},         // S0-20
-		{"60 and 41", 1, 60, 41, 1},         // S0-20
-		{"101 egress", 1, 0, 101, 1},        // S0-20
+		{"no rules", 1, 0, 0, 0},
+		{"100 ingress", 1, 100, 0, 0}, // S0-20
+		{"60 and 40", 1, 60, 40, 0},   // S0-20
+		{"60 and 41", 1, 60, 41, 1},   // S0-20, X-27: both directions together
+		{"101 egress", 1, 0, 101, 1},  // S0-20
 		{"far too many of all", 2000, 99, 9, 2},
 	} {
 		got := adminnetworkpolicy.Dialect{}.Validate(object(policy("p", c.priority, c.ingress, c.egress)))
@@ -68,7 +68,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// S0-16: only validation knows the bounds of priority.
+// Only validation knows the bounds of priority.
 func TestAnyPriorityOrders(t *testing.T) {
 	var objs []*api.Object
 	priorities := []int32{math.MaxInt32, 100_000, 1001, 1000, 2, 1, 0, -1, math.MinInt32}
@@ -87,21 +87,21 @@ func TestAnyPriorityOrders(t *testing.T) {
 			band = rule.BandBaseline
 		}
 		got := set.Rules[i]
-		if want := string(rune('z' - i)); got.Origin.Name != want || got.Order.Band != band {
+		if want := string(rune('z' - i)); got.Origin.Name != want || got.Order.Band != band { // S0-16; S0-15: 1000 before 1, 1 before the baseline
 			t.Errorf("place %d: got %s in %s, want %s (priority %d) in %s", i, got.Origin.Name, got.Order.Band, want, p, band)
 		}
 	}
 }
 
 // What admission refuses may still arrive through another API server's: it must
-// match nothing, whatever the action (S0-33, S0-35, S0-66, X-23).
+// match nothing, whatever the action.
 func TestUnknownOptionsMatchNothing(t *testing.T) {
 	yes, no := true, false
 	self := &kepanp.NamespaceSet{Self: &yes}
 	peers := map[string]kepanp.Peer{
-		"no option":           {},
+		"no option":           {}, // S0-33, X-23
 		"two options":         {Namespaces: self, NamespacedPods: &kepanp.NamespaceAndPodSet{Namespaces: self, Pods: &kepanp.PodSet{PodSelector: all}}},
-		"empty namespaces":    {Namespaces: &kepanp.NamespaceSet{}},
+		"empty namespaces":    {Namespaces: &kepanp.NamespaceSet{}}, // S0-35, X-23
 		"two namespaces":      {Namespaces: &kepanp.NamespaceSet{Self: &yes, NamespaceSelector: all}},
 		"self: false":         {Namespaces: &kepanp.NamespaceSet{Self: &no}},
 		"notSelf: false":      {Namespaces: &kepanp.NamespaceSet{NotSelf: &no}},
@@ -122,7 +122,7 @@ func TestUnknownOptionsMatchNothing(t *testing.T) {
 			set, _ := adminnetworkpolicy.Dialect{}.Lower([]*api.Object{object(p)}, &inventory.Snapshot{})
 			for _, r := range set.Rules {
 				for _, got := range r.Peers {
-					if got.Kind != rule.PeerPods || got.Pods.Matches(&e) && got.Relation.Holds(&e, &e) {
+					if got.Kind != rule.PeerPods || got.Pods.Matches(&e) && got.Relation.Holds(&e, &e) { // S0-66
 						t.Errorf("%s: %s from %s", name, action, got.String())
 					}
 				}
@@ -147,14 +147,14 @@ func TestUnknownOptionsMatchNothing(t *testing.T) {
 		}
 		set, _ := adminnetworkpolicy.Dialect{}.Lower([]*api.Object{object(p)}, &inventory.Snapshot{})
 		for i := range set.Rules {
-			if r := &set.Rules[i]; r.Subject.Matches(&e) && len(r.L4) > 0 {
+			if r := &set.Rules[i]; r.Subject.Matches(&e) && len(r.L4) > 0 { // S0-66
 				t.Errorf("%s: lowered to\n%s", name, set.Text())
 			}
 		}
 	}
 }
 
-// the dialect of a document is told by its fields, or by the annotation.
+// The dialect of a document is told by its fields, or by the annotation.
 func TestSelect(t *testing.T) {
 	kinds := adminnetworkpolicy.Dialect{}.Kinds()
 	for _, c := range []struct {
@@ -208,7 +208,7 @@ func TestSelect(t *testing.T) {
 			} else if k.Kind != kinds[i].Kind || k.Select != nil || adminnetworkpolicy.DialectOf(&api.Object{Value: k.New()}) != got {
 				t.Errorf("%s: chose %s %s with %T", c.name, k.GVK(), got, k.New())
 			}
-			if got != want {
+			if got != want {
 				t.Errorf("%s: %s: got %s, want %s", c.name, kinds[i].Kind, got, want)
 			}
 		}
@@ -223,9 +223,9 @@ func TestKeepsWhatExplainNeeds(t *testing.T) {
 	set, _ := adminnetworkpolicy.Dialect{}.Lower([]*api.Object{o}, &inventory.Snapshot{})
 	want := rule.Origin{
 		Group: "policy.networking.k8s.io", Kind: "AdminNetworkPolicy", Name: "p",
-		Rule: "to-np", Word: "Pass", Dialect: "kep", Generation: 4,
+		Rule: "to-np", Word: "Pass", Dialect: "kep", Generation: 4,
 	}
-	if got := set.Rules[0].Origin; got != want {
+	if got := set.Rules[0].Origin; got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got := set.Rules[0].Skip; got != rule.Bands(rule.BandAdmin) {

@@ -14,7 +14,7 @@ import (
 )
 
 // Bounds of the released definitions: 100 rules a direction, not together as in the
-// KEP, 100 peers, 100 ports.
+// KEP, 100 peers, 100 ports.
 func TestReleaseLimits(t *testing.T) {
 	const peer = "{namespaces: {}}, "
 	doc := func(ingress, egress, peers, ports int) string {
@@ -32,8 +32,8 @@ func TestReleaseLimits(t *testing.T) {
 		ingress, egress, peers, ports int
 		path                          string // of the one error
 	}{
-		{"at the limits", 100, 100, 1, 0, ""},
-		{"101 ingress", 101, 100, 1, 0, "spec.ingress"},
+		{"at the limits", 100, 100, 1, 0, ""},
+		{"101 ingress", 101, 100, 1, 0, "spec.ingress"},
 		{"101 egress", 0, 101, 1, 0, "spec.egress"},
 		{"100 peers", 1, 1, 100, 0, ""},
 		{"101 peers", 0, 1, 101, 0, "spec.egress[0].to"},
@@ -53,7 +53,7 @@ func TestReleaseLimits(t *testing.T) {
 	}
 }
 
-// what admission refuses may arrive from an API server with a newer
+// What admission refuses may arrive from an API server with a newer
 // definition. Allow then matches nothing, Deny and Pass deny everything.
 func TestReleaseFailsClosed(t *testing.T) {
 	empty := map[string]func(action string) any{
@@ -115,7 +115,7 @@ func TestReleaseFailsClosed(t *testing.T) {
 			closed := r.Action == rule.Deny && len(r.Peers) == 1 && r.Peers[0].Kind == rule.PeerAny &&
 				len(r.L4) == 1 && r.L4[0] == rule.AnyL4
 			nothing := r.Action == rule.Allow && len(r.Peers) == 0
-			if (action == "Allow") != nothing || (action != "Allow") != closed {
+			if (action == "Allow") != nothing || (action != "Allow") != closed {
 				t.Errorf("%s: %s lowered to\n%s", name, action, set.Text())
 			}
 			if err := set.Validate(); err != nil {

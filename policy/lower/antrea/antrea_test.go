@@ -88,8 +88,34 @@ func build(t *testing.T, inv *inventory.Snapshot, objs ...*api.Object) rule.Set 
 	return set
 }
 
-// S2-40, X-38: the names Antrea's webhook gives the same rules, so that audit
-// records and dashboards that know them still fit.
+// The six tiers count, and so does none that is only named in the manifest again.
+func TestTierCount(t *testing.T) {
+	for _, c := range []struct {
+		custom           int
+		errors, warnings int
+	}{
+		{4, 0, 0},  // S2-16: ten
+		{5, 0, 1},  // S2-16: eleven are more than recommended
+		{14, 0, 1}, // S2-16: twenty
+		{15, 1, 0}, // S2-16: twenty-one
+	} {
+		yaml := "apiVersion: crd.antrea.io/v1beta1\nkind: Tier\nmetadata: {name: platform}\nspec: {priority: 200}\n"
+		for i := range c.custom {
+			yaml += fmt.Sprintf("---\napiVersion: crd.antrea.io/v1beta1\nkind: Tier\nmetadata: {name: t%02d}\nspec: {priority: %d}\n", i, i+1)
+		}
+		_, found := antrea.Dialect{}.Lower(fixture.MustObjects(t, yaml), &inventory.Snapshot{})
+		if len(found.Errors) != c.errors || len(found.Warnings) != c.warnings {
+			t.Errorf("%d tiers of one's own: %v", c.custom, found)
+		}
+		for _, d := range append(found.Errors, found.Warnings...) {
+			if !strings.Contains(d.Message, fmt.Sprint(c.custom+6, " tiers")) {
+				t.Errorf("%d tiers of one's own: %s", c.custom, d.Message)
+			}
+		}
+	}
+}
+
+// The names Antrea's webhook gives the same rules, so that audit records and dashboards that know them still fit.
 func TestGeneratedNames(t *testing.T) {
 	from := func(k, v string) []antreaapi.Peer { return []antreaapi.Peer{{PodSelector: labels(k, v)}} }
 	for _, c := range []struct {
@@ -102,13 +128,13 @@ func TestGeneratedNames(t *testing.T) {
 		{flow.Egress, antreaapi.Rule{Action: ptr("Allow"), To: from("foo2", "bar2")}, "egress-allow-44b2575"},
 		{flow.Egress, antreaapi.Rule{Action: ptr("Drop"), Name: "mine"}, "mine"},
 	} {
-		if got := antrea.RuleName(c.d, &c.rule); got != c.want {
+		if got := antrea.RuleName(c.d, &c.rule); got != c.want { // S2-40, X-38
 			t.Errorf("got %s, want %s", got, c.want)
 		}
 	}
 }
 
-// S2-09, S2-10, X-30, X-32, X-33: where tiers stand.
+// Where tiers stand.
 func TestBands(t *testing.T) {
 	tiers := antrea.StaticTiers()
 	for name, want := range map[string]rule.Band{
@@ -116,21 +142,21 @@ func TestBands(t *testing.T) {
 		"platform": rule.BandAntreaUpper, "application": rule.BandAntreaLower, "baseline": rule.BandAntreaBaseline,
 	} {
 		p, ok := tiers[name]
-		if !ok || antrea.Band(p) != want {
+		if !ok || antrea.Band(p) != want { // S2-09, S2-10, X-30
 			t.Errorf("%s: priority %d in %s, want %s", name, p, antrea.Band(p), want)
 		}
 	}
-	if len(tiers) != 6 {
+	if len(tiers) != 6 { // S2-09, X-32
 		t.Errorf("%d tiers, want 6", len(tiers))
 	}
 	for p, want := range map[int32]rule.Band{0: rule.BandAntreaUpper, 219: rule.BandAntreaUpper, 221: rule.BandAntreaLower, 249: rule.BandAntreaLower} {
-		if antrea.Band(p) != want {
+		if antrea.Band(p) != want { // S2-10, X-33: 220 is between
 			t.Errorf("tier priority %d is in %s", p, antrea.Band(p))
 		}
 	}
 }
 
-// S2-66, S2-119: the six rows of the documents' listing, in its order.
+// The six rows of the documents' listing, in its order.
 func TestEffectiveOrder(t *testing.T) {
 	r := antreaapi.Rule{Action: ptr("Drop")}
 	anp := policy("anp-10", "", 10, r)
@@ -162,12 +188,12 @@ spec: {podSelector: {}, ingress: [{}]}
 		"NetworkPolicy:test-2 0 0",
 		"ClusterNetworkPolicy:baseline 253 10",
 	}
-	if !slices.Equal(got, want) {
+	if !slices.Equal(got, want) { // S2-66
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-// S2-19, S2-67: ten thousand policy priorities and fifty thousand rule priorities
+// Ten thousand policy priorities and fifty thousand rule priorities
 // keep their order, fractions included.
 func TestManyPriorities(t *testing.T) {
 	actions := []string{"Allow", "Drop", "Reject", "Pass", "Drop"}
@@ -186,13 +212,13 @@ func TestManyPriorities(t *testing.T) {
 	}
 	for i := range set.Rules {
 		o := &set.Rules[i].Origin
-		if want := fmt.Sprintf("p%05d", i/5); o.Name != want || o.Index != i%5 {
+		if want := fmt.Sprintf("p%05d", i/5); o.Name != want || o.Index != i%5 { // S2-67; S2-19: fractions
 			t.Fatalf("place %d: %s rule %d, want %s rule %d", i, o.Name, o.Index, want, i%5)
 		}
 	}
 }
 
-// on one step the strictest comes first, then kind, namespace and name,
+// On one step the strictest comes first, then kind, namespace and name,
 // whatever the order of the objects.
 func TestTies(t *testing.T) {
 	mk := func(name, action string) *api.Object { return policy(name, "", 5, antreaapi.Rule{Action: &action}) }
@@ -206,18 +232,18 @@ func TestTies(t *testing.T) {
 	for i := range first.Rules {
 		names += first.Rules[i].Origin.Name
 	}
-	if names != "cd0bae" {
+	if names != "cd0bae" { // the strictest, then kind, namespace and name
 		t.Errorf("order %s, want cd0bae", names)
 	}
 	for range 20 {
 		rand.Shuffle(len(objs), func(i, j int) { objs[i], objs[j] = objs[j], objs[i] })
-		if again := build(t, &inventory.Snapshot{}, objs...); !reflect.DeepEqual(first, again) {
+		if again := build(t, &inventory.Snapshot{}, objs...); !reflect.DeepEqual(first, again) { // S2-64, X-40
 			t.Fatalf("depends on the order of the objects:\n%s\n%s", first.Text(), again.Text())
 		}
 	}
 }
 
-// S2-81, S4-24: groups and Services are followed without touching a policy.
+// Groups and Services are followed without touching a policy.
 func TestGroupsAreFollowed(t *testing.T) {
 	group := &api.Object{Kind: kindOf("ClusterGroup"), Name: "g", Value: &antreaapi.ClusterGroup{Spec: antreaapi.GroupSpec{
 		ServiceReference: &antreaapi.NamespacedName{Name: "s", Namespace: "x"},
@@ -233,11 +259,11 @@ func TestGroupsAreFollowed(t *testing.T) {
 		t.Error("the Service's pods are not the group's")
 	}
 	inv.Services[0].Selector = map[string]string{"app": "two"}
-	if selects(&one) || !selects(&two) {
+	if selects(&one) || !selects(&two) { // S4-24, S2-73
 		t.Error("the Service's new selector is not the group's")
 	}
 	group.Value = &antreaapi.ClusterGroup{Spec: antreaapi.GroupSpec{PodSelector: labels("app", "one")}}
-	if !selects(&one) || selects(&two) {
+	if !selects(&one) || selects(&two) { // S2-81
 		t.Error("the group's new spec does not count")
 	}
 }
@@ -247,10 +273,10 @@ func TestGroupsAreFollowed(t *testing.T) {
 func TestUncheckedMatchesNothing(t *testing.T) {
 	all := &metav1.LabelSelector{}
 	for name, peer := range map[string]antreaapi.Peer{
-		"empty":           {},
+		"empty":           {},
 		"bad block":       {IPBlock: &antreaapi.IPBlock{CIDR: "nonsense"}},
 		"bad hole":        {IPBlock: &antreaapi.IPBlock{CIDR: "0.0.0.0/0", Except: []string{"nonsense"}}},
-		"unknown match":   {Namespaces: &antreaapi.PeerNamespaces{Match: "Other"}},
+		"unknown match":   {Namespaces: &antreaapi.PeerNamespaces{Match: "Other"}},
 		"two criteria":    {Namespaces: &antreaapi.PeerNamespaces{Match: "Self", SameLabels: []string{"a"}}},
 		"no criterion":    {Namespaces: &antreaapi.PeerNamespaces{}},
 		"both namespaces": {Namespaces: &antreaapi.PeerNamespaces{Match: "Self"}, NamespaceSelector: all},
@@ -305,7 +331,7 @@ func policySpec(o *api.Object) *antreaapi.PolicySpec {
 	return &o.Value.(*antreaapi.ClusterNetworkPolicy).Spec
 }
 
-// What explain and the audit log print of a rule (X-21, S2-43, S2-83, S2-88).
+// What explain and the audit log print of a rule.
 func TestKeepsWhatExplainNeeds(t *testing.T) {
 	o := policy("p", "", 5,
 		antreaapi.Rule{Action: ptr("Reject"), Name: "r", EnableLogging: true, LogLabel: "l"},
@@ -314,10 +340,10 @@ func TestKeepsWhatExplainNeeds(t *testing.T) {
 	o.Generation = 4
 	set := build(t, &inventory.Snapshot{}, o)
 	want := rule.Origin{Group: "crd.antrea.io", Kind: "ClusterNetworkPolicy", Name: "p", Rule: "r", Word: "Reject", Label: "l", Generation: 4}
-	if got := set.Rules[0]; got.Origin != want || got.Action != rule.Reject || !got.Audit {
+	if got := set.Rules[0]; got.Origin != want || got.Action != rule.Reject || !got.Audit { // X-21, S2-83
 		t.Errorf("got %+v", got)
 	}
-	if got := set.Rules[1]; got.Audit || got.Origin.Word != "Pass" || got.Skip != rule.Bands(rule.BandAntreaUpper, rule.BandAntreaLower) {
+	if got := set.Rules[1]; got.Audit || got.Origin.Word != "Pass" || got.Skip != rule.Bands(rule.BandAntreaUpper, rule.BandAntreaLower) { // S2-43, S2-88: no log unless asked for
 		t.Errorf("got %+v", got)
 	}
 	if got := set.Rules[2]; got.Action != rule.Deny || got.Origin.Word != "Drop" {

@@ -97,7 +97,7 @@ func clusterwide(name string, spec *api2.Rule) *api.Object {
 }
 
 // What admission refuses may arrive through another API server. An allow rule
-// must then allow nothing, above all not anything (S0-66, X-14).
+// must then allow nothing, above all not anything.
 func TestRefusedAllowsNothing(t *testing.T) {
 	all := &metav1.LabelSelector{}
 	sel := func(key string, op metav1.LabelSelectorOperator, values ...string) metav1.LabelSelector {
@@ -131,24 +131,25 @@ func TestRefusedAllowsNothing(t *testing.T) {
 		NamespaceLabels: map[string]string{"kubernetes.io/metadata.name": "x"}, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
 	}
 	for what, spec := range map[string]*api2.Rule{
-		"unknown source":          endpoint(sel("container:a", metav1.LabelSelectorOpExists)),
-		"reserved":                endpoint(sel("reserved:host", metav1.LabelSelectorOpDoesNotExist)),
-		"pod name":                endpoint(sel("io.kubernetes.pod.name", metav1.LabelSelectorOpDoesNotExist)),
-		"cluster":                 endpoint(sel("io.cilium.k8s.policy.cluster", metav1.LabelSelectorOpDoesNotExist)),
-		"not an account":          endpoint(sel("io.cilium.k8s.policy.serviceaccount", metav1.LabelSelectorOpNotIn, "other")),
-		"unknown operator":        endpoint(sel("a", "in", "b")),
-		"requirements":            from(api2.IngressPeers{FromRequires: []metav1.LabelSelector{*all}}),
-		"cloud group":             from(api2.IngressPeers{FromGroups: []api2.Opaque{map[string]any{}}}),
-		"bad cidr":                from(api2.IngressPeers{FromCIDR: []string{"10.0.0.0/99"}}),
-		"mapped address":          from(api2.IngressPeers{FromCIDR: []string{"::ffff:10.0.0.1"}}),
-		"bad hole":                cidr(api2.CIDRRule{CIDR: "10.0.0.0/8", Except: []string{"?"}}),
-		"hole outside":            cidr(api2.CIDRRule{CIDR: "10.0.0.0/8", Except: []string{"11.0.0.0/8"}}),
-		"cidr group":              cidr(api2.CIDRRule{CIDR: "10.0.0.0/8", CIDRGroupRef: "g"}),
-		"cidr group selector":     cidr(api2.CIDRRule{CIDR: "10.0.0.0/8", CIDRGroupSelector: all}),
-		"entity in capitals":      from(api2.IngressPeers{FromEntities: []string{"ALL"}}),
-		"kube-apiserver":          from(api2.IngressPeers{FromEntities: []string{"kube-apiserver"}}),
-		"own node":                to(api2.EgressRule{EgressPeers: api2.EgressPeers{ToEntities: []string{"host"}}}),
-		"other nodes":             to(api2.EgressRule{EgressPeers: api2.EgressPeers{ToEntities: []string{"remote-node"}}}),
+		"unknown source":      endpoint(sel("container:a", metav1.LabelSelectorOpExists)),
+		"reserved":            endpoint(sel("reserved:host", metav1.LabelSelectorOpDoesNotExist)),
+		"pod name":            endpoint(sel("io.kubernetes.pod.name", metav1.LabelSelectorOpDoesNotExist)),
+		"cluster":             endpoint(sel("io.cilium.k8s.policy.cluster", metav1.LabelSelectorOpDoesNotExist)),
+		"not an account":      endpoint(sel("io.cilium.k8s.policy.serviceaccount", metav1.LabelSelectorOpNotIn, "other")),
+		"unknown operator":    endpoint(sel("a", "in", "b")),
+		"requirements":        from(api2.IngressPeers{FromRequires: []metav1.LabelSelector{*all}}),
+		"cloud group":         from(api2.IngressPeers{FromGroups: []api2.Opaque{map[string]any{}}}),
+		"bad cidr":            from(api2.IngressPeers{FromCIDR: []string{"10.0.0.0/99"}}),
+		"mapped address":      from(api2.IngressPeers{FromCIDR: []string{"::ffff:10.0.0.1"}}),
+		"bad hole":            cidr(api2.CIDRRule{CIDR: "10.0.0.0/8", Except: []string{"?"}}),
+		"hole outside":        cidr(api2.CIDRRule{CIDR: "10.0.0.0/8", Except: []string{"11.0.0.0/8"}}),
+		"cidr group":          cidr(api2.CIDRRule{CIDR: "10.0.0.0/8", CIDRGroupRef: "g"}),
+		"cidr group selector": cidr(api2.CIDRRule{CIDR: "10.0.0.0/8", CIDRGroupSelector: all}),
+		"entity in capitals":  from(api2.IngressPeers{FromEntities: []string{"ALL"}}),
+		"kube-apiserver":      from(api2.IngressPeers{FromEntities: []string{"kube-apiserver"}}),
+		"own node":            to(api2.EgressRule{EgressPeers: api2.EgressPeers{ToEntities: []string{"host"}}}),
+		"other nodes":         to(api2.EgressRule{EgressPeers: api2.EgressPeers{ToEntities: []string{"remote-node"}}}),
+		// peers that say nothing this version knows.
 		"no service":              to(api2.EgressRule{EgressPeers: api2.EgressPeers{ToServices: []api2.Service{{}}}}),
 		"service without labels":  to(api2.EgressRule{EgressPeers: api2.EgressPeers{ToServices: []api2.Service{{K8sServiceSelector: &api2.ServiceSelector{}}}}}),
 		"two names":               to(api2.EgressRule{ToFQDNs: []api2.FQDN{{MatchName: "a.example", MatchPattern: "*"}}}),
@@ -193,7 +194,7 @@ func TestRefusedAllowsNothing(t *testing.T) {
 			matches := slices.ContainsFunc(r.Peers, func(p rule.Peer) bool {
 				return p.Kind != rule.PeerPods || p.Pods.Matches(&e)
 			})
-			if r.Action == rule.Allow && !r.Auth && len(r.L4) > 0 && matches && r.Subject.Matches(&e) {
+			if r.Action == rule.Allow && !r.Auth && len(r.L4) > 0 && matches && r.Subject.Matches(&e) { // S0-66
 				t.Errorf("%s: lowered to\n%s", what, set.Text())
 			}
 		}
@@ -213,8 +214,8 @@ func TestEmptyValues(t *testing.T) {
 	}
 }
 
-// S3-01, S3-15: any int32 is an order of a clusterwide policy, and authentication
-// comes before all of them (S3-32).
+// Any int32 is an order of a clusterwide policy, and authentication comes before all
+// of them.
 func TestExtremeOrders(t *testing.T) {
 	orders := []int32{math.MinInt32, -1_000_000, -1, 0, 1, 25, math.MaxInt32}
 	var objs []*api.Object
@@ -236,13 +237,13 @@ func TestExtremeOrders(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := &set.Rules[len(set.Rules)-1]
-	if last.Origin.Name != "zz" || last.Origin.Word != cilium.WordAuth || !last.Auth {
+	if last.Origin.Name != "zz" || last.Origin.Word != cilium.WordAuth || !last.Auth { // S3-32
 		t.Errorf("last is %s of %s", last.Origin.Word, last.Origin.Name)
 	}
 	for i := range orders {
 		deny, allow := &set.Rules[2*i], &set.Rules[2*i+1]
 		want := string(rune('z' - i))
-		if deny.Origin.Name != want || allow.Origin.Name != want || deny.Action != rule.Deny || allow.Action != rule.Allow {
+		if deny.Origin.Name != want || allow.Origin.Name != want || deny.Action != rule.Deny || allow.Action != rule.Allow { // S3-01, S3-15
 			t.Errorf("place %d: %s of %s, then %s of %s; want deny then allow of %s", i,
 				deny.Action, deny.Origin.Name, allow.Action, allow.Origin.Name, want)
 		}
@@ -250,7 +251,7 @@ func TestExtremeOrders(t *testing.T) {
 }
 
 // Every rule has an origin and a number of its own, called as users would look
-// for it.
+// for it.
 func TestOrigins(t *testing.T) {
 	in := []api2.IngressRule{{IngressPeers: api2.IngressPeers{FromEntities: []string{"all"}}}}
 	deny := []api2.IngressDenyRule{{IngressPeers: api2.IngressPeers{FromEntities: []string{"world"}}}}
@@ -275,7 +276,7 @@ func TestOrigins(t *testing.T) {
 		"ingress[0] Allow", "ingress[1] Allow", "ingressDeny[0] Deny", "egress[0] Allow",
 		"specs[0].ingress[0] Allow", "specs[0].ingress[1] Allow", "specs[0].ingressDeny[0] Deny", "specs[0].egress[0] Allow",
 	}
-	if !slices.Equal(names, want) {
+	if !slices.Equal(names, want) {
 		t.Errorf("got %q, want %q", names, want)
 	}
 	for i := range set.Isolations {
@@ -393,13 +394,13 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// DNS sets of Cilium have a kind of their own, learnt from DNS like the
-// others, because * means something else.
+// DNS sets of Cilium have a kind of their own, learnt from DNS like the others,
+// because * means something else.
 func TestNamesAreLearnt(t *testing.T) {
 	o := object(&api2.Rule{EndpointSelector: &metav1.LabelSelector{}, Egress: []api2.EgressRule{{ToFQDNs: []api2.FQDN{{MatchPattern: "**.Example.org."}}}}})
 	set, _ := cilium.Dialect{}.Lower([]*api.Object{o}, &inventory.Snapshot{})
 	names := inventory.SetNames(&set)
-	if !slices.Equal(names, []string{"cilium-fqdn:**.example.org"}) || !inventory.LearntSet(names[0]) || names[0] == inventory.FQDNSet("**.example.org") {
+	if !slices.Equal(names, []string{"cilium-fqdn:**.example.org"}) || !inventory.LearntSet(names[0]) || names[0] == inventory.FQDNSet("**.example.org") {
 		t.Errorf("got %q", names)
 	}
 	if sets := (&inventory.Snapshot{}).Sets(names); len(sets) != 1 || len(sets[names[0]]) != 0 {

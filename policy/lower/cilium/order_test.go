@@ -122,10 +122,14 @@ func (r *plainRule) yaml(name string) string {
 	if r.first != r.last {
 		end = fmt.Sprintf("endPort: %d, ", r.last)
 	}
-	return fmt.Sprintf("---\napiVersion: cilium.io/v2\nkind: %s\nmetadata: {name: %s%s}\nspec:\n  order: %d\n"+
+	order := ""
+	if r.order != 0 {
+		order = fmt.Sprintf("  order: %d\n", r.order)
+	}
+	return fmt.Sprintf("---\napiVersion: cilium.io/v2\nkind: %s\nmetadata: {name: %s%s}\nspec:\n%s"+
 		"  endpointSelector: {matchLabels: {t: t}}\n  enableDefaultDeny: {ingress: %v, egress: %v}\n"+
 		"  %s: [{%stoPorts: [{ports: [{port: %q, %sprotocol: %s}]}]%s}]\n",
-		kind, name, namespace, r.order, r.isolates && !r.egress, r.isolates && r.egress,
+		kind, name, namespace, order, r.isolates && !r.egress, r.isolates && r.egress,
 		direction, peers, fmt.Sprint(r.first), end, r.proto, auth)
 }
 
@@ -232,9 +236,45 @@ func (a asked) ask(t *testing.T, peer, proto string, port uint16, egress bool) (
 	return verdicts, why
 }
 
-// S3-44: for any set of rules the table's verdict is that of first match by
-// order, and it names a rule of the order that decides. With it S3-10…S3-14,
-// S3-19…S3-22 and S3-32…S3-34, over the generator's rules.
+// situations says which of the proposal's sentences a flow is about: what else than
+// the deciding rule matches it.
+func situations(rules []plainRule, peer, proto string, port uint16, egress bool) (out []string) {
+	var best *plainRule
+	var all []*plainRule
+	for i := range rules {
+		if r := &rules[i]; r.matches(peer, proto, port, egress) {
+			all = append(all, r)
+			if best == nil || r.order < best.order || r.order == best.order && r.deny && !best.deny {
+				best = r
+			}
+		}
+	}
+	for _, r := range all {
+		specific := best.ids == nil && r.ids != nil || best.first == 0 && r.first != 0
+		broad := r.ids == nil && best.ids != nil || r.first == 0 && best.first != 0
+		same := slices.Equal(best.ids, r.ids) && best.first == r.first && best.last == r.last
+		for what, is := range map[string]bool{
+			"S3-10: one order, deny and allow":                                    r.order == best.order && r.deny != best.deny,
+			"S3-11: one order, deny and allow about the same":                     r.order == best.order && r.deny != best.deny && same,
+			"S3-12: a weaker rule is about the same":                              r.order > best.order && same,
+			"S3-13: an order against none":                                        (best.order == 0) != (r.order == 0),
+			"S3-14: no order, deny and allow":                                     r.order == 0 && best.order == 0 && r.deny != best.deny,
+			"S3-19: a weaker rule says the opposite":                              r.order > best.order && r.deny != best.deny,
+			"S3-20, S3-21: a weaker rule is more specific":                        r.order > best.order && specific,
+			"S3-32: allowed, and another rule wants authentication":               !best.deny && !best.auth && r.auth,
+			"S3-34: allowed by a specific rule, a broad one wants authentication": !best.deny && !best.auth && r.auth && broad,
+		} {
+			if is && !slices.Contains(out, what) {
+				out = append(out, what)
+			}
+		}
+	}
+	return out
+}
+
+// For any set of rules the table's verdict is that of first match by order, and it
+// names a rule of the order that decides. Every situation the proposal speaks of is
+// among the generator's.
 func TestTableIsFirstMatchByOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 44))
 	seen := map[string]int{}
@@ -251,22 +291,37 @@ func TestTableIsFirstMatchByOrder(t *testing.T) {
 						if len(verdicts) != 2 {
 							t.Fatalf("%s has %d families", peer, len(verdicts))
 						}
+						about := situations(rules, peer, proto, port, egress)
 						for i := range verdicts {
-							if verdicts[i] != allow || why[i] != want {
-								t.Fatalf("set %d, %s %d/%s egress=%v: got %v by %s, want %v by %s\n%s",
-									n, peer, port, proto, egress, verdicts[i], why[i], allow, want, yaml)
+							if verdicts[i] != allow || why[i] != want { // S3-44
+								t.Fatalf("set %d, %s %d/%s egress=%v: got %v by %s, want %v by %s %q\n%s",
+									n, peer, port, proto, egress, verdicts[i], why[i], allow, want, about, yaml)
 							}
 						}
 						kind, _, _ := strings.Cut(want, " ")
 						seen[fmt.Sprint(kind, " ", allow)]++
+						for _, s := range about {
+							seen[s]++
+						}
 					}
 				}
 			}
 		}
 	}
-	for _, k := range []string{"order true", "order false", "auth-required false", "isolation false", "default true"} {
-		if seen[k] < 1000 {
-			t.Errorf("only %d flows decided by %q: the generator does not cover it", seen[k], k)
+	for what, least := range map[string]int{
+		"order true": 1000, "order false": 1000, "auth-required false": 1000, "isolation false": 1000, "default true": 1000,
+		"S3-10: one order, deny and allow":                                    100,
+		"S3-11: one order, deny and allow about the same":                     100,
+		"S3-12: a weaker rule is about the same":                              100,
+		"S3-13: an order against none":                                        100,
+		"S3-14: no order, deny and allow":                                     100,
+		"S3-19: a weaker rule says the opposite":                              100,
+		"S3-20, S3-21: a weaker rule is more specific":                        100,
+		"S3-32: allowed, and another rule wants authentication":               100,
+		"S3-34: allowed by a specific rule, a broad one wants authentication": 100,
+	} {
+		if seen[what] < least {
+			t.Errorf("only %d flows with %q, want %d: the generator does not cover it", seen[what], what, least)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func object(change func(*cnp.ClusterNetworkPolicy)) *api.Object {
 	return &api.Object{Kind: clusternetworkpolicy.Dialect{}.Kinds()[0], Name: "p", Value: p, Generation: 3}
 }
 
-// 25 of everything.
+// 25 of everything.
 func TestLimits(t *testing.T) {
 	rule := func(side string, peers, protocols int) string {
 		r := fmt.Sprintf("{action: Deny, %s: [%s]", side, strings.Repeat("{namespaces: {}}, ", peers))
@@ -46,11 +46,11 @@ func TestLimits(t *testing.T) {
 		path       string // of the one error
 	}{
 		{"25 each", "ingress: [" + strings.Repeat(rule("from", 1, 1), 25) + "], egress: [" + strings.Repeat(rule("to", 1, 1), 25) + "]", ""},
-		{"26 ingress", "ingress: [" + strings.Repeat(rule("from", 1, 1), 26) + "]", "spec.ingress"},
-		{"26 egress", "egress: [" + strings.Repeat(rule("to", 1, 1), 26) + "]", "spec.egress"},
+		{"26 ingress", "ingress: [" + strings.Repeat(rule("from", 1, 1), 26) + "]", "spec.ingress"},
+		{"26 egress", "egress: [" + strings.Repeat(rule("to", 1, 1), 26) + "]", "spec.egress"},
 		{"25 peers and protocols", "ingress: [" + rule("from", 25, 25) + "]", ""},
-		{"26 peers", "ingress: [" + rule("from", 26, 0) + "]", "spec.ingress[0].from"},
-		{"26 protocols", "egress: [" + rule("to", 1, 26) + "]", "spec.egress[0].protocols"},
+		{"26 peers", "ingress: [" + rule("from", 26, 0) + "]", "spec.ingress[0].from"},
+		{"26 protocols", "egress: [" + rule("to", 1, 26) + "]", "spec.egress[0].protocols"},
 	} {
 		o := fixture.MustObjects(t, "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: p}\n"+
 			"spec: {tier: Baseline, priority: 1000, subject: {namespaces: {}}, "+c.spec+"}")[0]
@@ -66,7 +66,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// a rule with a peer this version does not know fails closed.
+// A rule with a peer this version does not know fails closed.
 func TestFailsClosed(t *testing.T) {
 	for _, action := range []cnp.Action{cnp.Accept, cnp.Deny, cnp.Pass} {
 		o := object(func(p *cnp.ClusterNetworkPolicy) {
@@ -85,10 +85,10 @@ func TestFailsClosed(t *testing.T) {
 		}
 		r := &set.Rules[0]
 		if action == cnp.Accept {
-			if r.Action != rule.Allow || len(r.Peers) != 0 {
+			if r.Action != rule.Allow || len(r.Peers) != 0 {
 				t.Errorf("Accept lowered to\n%s", set.Text())
 			}
-		} else if r.Action != rule.Deny || len(r.Peers) != 1 || r.Peers[0].Kind != rule.PeerAny || r.L4[0] != rule.AnyL4 {
+		} else if r.Action != rule.Deny || len(r.Peers) != 1 || r.Peers[0].Kind != rule.PeerAny || r.L4[0] != rule.AnyL4 {
 			t.Errorf("%s lowered to\n%s", action, set.Text())
 		}
 		if err := set.Validate(); err != nil {

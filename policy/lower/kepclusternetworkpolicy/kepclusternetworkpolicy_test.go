@@ -30,7 +30,7 @@ func object(name string, value any) *api.Object {
 	return &api.Object{Kind: k, Name: name, Value: value, Generation: 7}
 }
 
-// S1-05, S1-06: neither the order of rules nor that of objects changes a verdict.
+// Neither the order of rules nor that of objects changes a verdict.
 // Rules are renamed by the shuffle, so only verdicts and bands are compared.
 func TestOrderDoesNotMatter(t *testing.T) {
 	w := fixture.MustWorld(t, "namespace x\nnamespace y\npod x/a app=a\npod x/b app=b\npod y/a app=a\npod y/b app=b\n")
@@ -69,7 +69,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 			for _, to := range w.Parties {
 				for _, k := range (&fixture.Probe{From: from, To: to, Proto: flow.TCP, Port: 80}).Keys() {
 					a, b := oracle.Evaluate(&first, world, k), oracle.Evaluate(&second, world, k)
-					if a.Verdict != b.Verdict || a.Ingress.Band != b.Ingress.Band {
+					if a.Verdict != b.Verdict || a.Ingress.Band != b.Ingress.Band { // S1-05, S1-06
 						t.Fatalf("%s: %s in %s, then %s in %s\n%s\n%s", k, a.Verdict, a.Ingress.Band, b.Verdict, b.Ingress.Band, first.Text(), second.Text())
 					}
 					if a.Ingress.Band != rule.BandDefault {
@@ -84,7 +84,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-// S1-37: selectors are kept, not their result.
+// Selectors are kept, not their result.
 func TestKeepsSelectors(t *testing.T) {
 	p := &kepcnp.ClusterNetworkPolicy{Spec: kepcnp.Spec{
 		AppliedTo: &kepcnp.AppliedTo{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"type": "tenant"}}},
@@ -92,7 +92,7 @@ func TestKeepsSelectors(t *testing.T) {
 	}}
 	set, _ := kepclusternetworkpolicy.Dialect{}.Lower([]*api.Object{object("p", p)}, &inventory.Snapshot{})
 	e := rule.Endpoint{Namespace: "later", NamespaceLabels: map[string]string{"type": "tenant"}}
-	if s := &set.Rules[0].Subject; !s.Matches(&e) {
+	if s := &set.Rules[0].Subject; !s.Matches(&e) { // S1-37
 		t.Errorf("a namespace created later is not covered: %s", s)
 	}
 	e.NamespaceLabels = nil
@@ -121,7 +121,7 @@ func TestUncheckedSelectsLess(t *testing.T) {
 		"pods only":      func(s *kepcnp.Spec) { s.AppliedTo = &kepcnp.AppliedTo{PodSelector: all} },
 		"no action":      func(s *kepcnp.Spec) { s.Ingress[0].Action = "" },
 		"other action":   func(s *kepcnp.Spec) { s.Ingress[0].Action = "Pass" },
-		"empty peer":     func(s *kepcnp.Spec) { s.Ingress[0].From = []kepcnp.Peer{{}} },
+		"empty peer":     func(s *kepcnp.Spec) { s.Ingress[0].From = []kepcnp.Peer{{}} },
 		"pod peer":       func(s *kepcnp.Spec) { s.Ingress[0].From = []kepcnp.Peer{{PodSelector: all}} },
 		"both selectors": func(s *kepcnp.Spec) { s.Ingress[0].From[0].Namespaces = &kepcnp.Namespaces{Scope: "Self"} },
 		"no scope":       func(s *kepcnp.Spec) { s.Ingress[0].From = []kepcnp.Peer{{Namespaces: &kepcnp.Namespaces{}}} },
@@ -176,8 +176,8 @@ func TestKeepsWhatExplainNeeds(t *testing.T) {
 	}}
 	set, _ := kepclusternetworkpolicy.Dialect{}.Lower([]*api.Object{object("p", p)}, &inventory.Snapshot{})
 	r := set.Rules[0]
-	want := rule.Origin{Group: "netpol.networking.k8s.io", Kind: "ClusterNetworkPolicy", Name: "p", Word: "Empower", Generation: 7}
-	if r.Origin != want {
+	want := rule.Origin{Group: "netpol.networking.k8s.io", Kind: "ClusterNetworkPolicy", Name: "p", Word: "Empower", Generation: 7}
+	if r.Origin != want {
 		t.Errorf("got %+v, want %+v", r.Origin, want)
 	}
 	if r.Skip != rule.Bands(rule.BandClusterDeny) { // S1-07

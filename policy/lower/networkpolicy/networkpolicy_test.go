@@ -37,7 +37,7 @@ func TestRefusedAllowsNothing(t *testing.T) {
 	}
 	icmp := corev1.Protocol("ICMP")
 	for what, r := range map[string]networkingv1.NetworkPolicyIngressRule{
-		"empty peer":           peer(networkingv1.NetworkPolicyPeer{}),
+		"empty peer":           peer(networkingv1.NetworkPolicyPeer{}),
 		"block and selector":   peer(networkingv1.NetworkPolicyPeer{IPBlock: &ten, PodSelector: all}),
 		"unreadable cidr":      peer(networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/99"}}),
 		"unreadable hole":      peer(networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8", Except: []string{"?"}}}),

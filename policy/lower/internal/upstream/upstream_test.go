@@ -72,17 +72,17 @@ func TestDomainName(t *testing.T) {
 	}
 }
 
-// S0-16, X-02: any KEP priority has its place, above and below the range others have.
+// Any KEP priority has its place, above and below the range others have.
 func TestRankKEP(t *testing.T) {
 	last := math.Inf(-1)
 	for _, p := range []int32{math.MaxInt32, 1002, 1001, 1000, 500, 1, 0, -1, math.MinInt32} {
 		r := RankKEP(p)
-		if r <= last || math.Signbit(r) && r == 0 {
+		if r <= last || math.Signbit(r) && r == 0 { // S0-16
 			t.Errorf("priority %d ranks %v, behind %v", p, r, last)
 		}
 		last = r
 	}
-	if RankKEP(1000) != 1 || RankKEP(1) != 1000 || RankKEP(0) >= RankBaselineANP {
+	if RankKEP(1000) != 1 || RankKEP(1) != 1000 || RankKEP(0) >= RankBaselineANP {
 		t.Error("not on the scale of the others")
 	}
 }
