@@ -129,7 +129,7 @@ func refs(refused []assess.Refused) string {
 	return strings.Join(out, ", ")
 }
 
-// whatever objects with errors there are, the rules are those of the other
+// Whatever objects with errors there are, the rules are those of the other
 // objects alone.
 func TestWrongObjectsChangeNothing(t *testing.T) {
 	r := rand.New(rand.NewPCG(13, 20))
@@ -144,7 +144,7 @@ func TestWrongObjectsChangeNothing(t *testing.T) {
 		for range 3 {
 			objs := shuffled(r, right, bad)
 			got := assess.Run(lower.Options{}, objs, inv, nil)
-			if len(got.Findings.Errors) > 0 || !reflect.DeepEqual(got.Set, want) {
+			if len(got.Findings.Errors) > 0 || !reflect.DeepEqual(got.Set, want) {
 				t.Fatalf("%v: %v\nrules\n%s\nwant\n%s", names(objs), got.Findings.Errors, got.Set.Text(), want.Text())
 			}
 			if names(got.Objects) != names(right) || len(got.Refused) != len(bad) {

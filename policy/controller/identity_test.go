@@ -88,7 +88,7 @@ func (r *rig) wantRefusedOf(what string, groups ...string) {
 	}
 }
 
-// an object with an error leaves the object alone that has its kind and
+// An object with an error leaves the object alone that has its kind and
 // name in another API.
 func TestTwoAPIsOneName(t *testing.T) {
 	t.Run("NetworkPolicy", func(t *testing.T) {
@@ -99,7 +99,7 @@ func TestTwoAPIsOneName(t *testing.T) {
 			extra := fixture.MustObjects(t, antreaDeny)
 			r.change(func() { r.src.objs = append(r.src.objs[:1:1], extra...) })
 			r.want("an Antrea policy of that name comes", 1, classifier.Drop, 1, 0)
-			if n := r.ctl.Status().Isolations; n != 1 {
+			if n := r.ctl.Status().Isolations; n != 1 {
 				t.Errorf("%d isolations, want the one of the Kubernetes policy", n)
 			}
 			r.wantRefusedOf("an Antrea policy of that name comes", "crd.antrea.io")
@@ -124,7 +124,7 @@ func TestTwoAPIsOneName(t *testing.T) {
 				before := r.ctl.Status()
 				r.set(all)
 				now := r.ctl.Status()
-				if now.Objects != 2 || now.PolicyHash != before.PolicyHash || before.Objects != 2 || before.Rules < 2 {
+				if now.Objects != 2 || now.PolicyHash != before.PolicyHash || before.Objects != 2 || before.Rules < 2 {
 					t.Errorf("%d objects (hash %s), before %d (hash %s)", now.Objects, now.PolicyHash, before.Objects, before.PolicyHash)
 				}
 				r.wantRefusedOf("one is wrong", bad)

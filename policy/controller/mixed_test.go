@@ -47,7 +47,7 @@ spec: {podSelector: {matchLabels: {app: a}}, policyTypes: [Ingress]}
 ---
 `
 
-// X-67, X-02: dialects that exclude each other keep all policies as they are, on
+// Dialects that exclude each other keep all policies as they are, on
 // both sides, however many there are.
 func TestMixedDialectsKeepThePolicies(t *testing.T) {
 	for _, n := range []int{1, 9} {
@@ -65,7 +65,7 @@ func TestMixedDialectsKeepThePolicies(t *testing.T) {
 					r.wantRefused("a released one comes", "released")
 				}
 				st := r.ctl.Status()
-				if st.Objects != n || len(st.Refused) != 1 {
+				if st.Objects != n || len(st.Refused) != 1 { // X-67, X-02: all stay as they were
 					t.Fatalf("%d objects in force, want %d; %d refused", st.Objects, n, len(st.Refused))
 				}
 				if e := st.Refused[0].Errors[0].String(); !strings.Contains(e, "AdminNetworkPolicy kep-0") || !strings.Contains(e, "AdminNetworkPolicy released") {
