@@ -57,7 +57,9 @@ type Backend struct {
 	losses  *queueLosses
 	base    map[string]uint64 // the kernel's counters when we began
 	unheard uint64            // packets that met a queue without listener
-	closed  bool
+	// unmatched is set while rules name Services and the kernel does not tell them.
+	unmatched bool
+	closed    bool
 }
 
 var (
@@ -245,9 +247,15 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 // ask brings the sets up to date.
 func (b *Backend) ask(t Decider) error {
 	p := podsOf(t.Selected(), t.Locals(), t.LocalPrefixes())
+	services := t.Services()
+	if without := len(services) > 0 && !b.fw.features.priority; without != b.unmatched {
+		if b.unmatched = without; without { // S2-102: said, not silently ignored
+			b.config.Logger.Error("toServices rules match nothing: this kernel does not tell which Service a packet was sent to; Linux 5.18 and later do", "services", len(services))
+		}
+	}
 	var left int
 	var more bool
-	if p.services, more, left = b.tags.assign(t.Services()); left > 0 {
+	if p.services, more, left = b.tags.assign(services); left > 0 {
 		b.config.Logger.Error("policies name more Service ports than can be told apart: toServices does not match the rest", "limit", maxTags, "rest", left)
 	}
 	if err := b.fw.apply(p); err != nil {

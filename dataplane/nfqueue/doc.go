@@ -48,7 +48,7 @@
 // to Services (rule.PeerService) by where it was opened to. The original destination
 // comes with the packet as a tag in its priority, for the Services that rules name
 // (services.go); that takes Linux 5.18. On older kernels rules to Services match
-// nothing here.
+// nothing here, and the log says so.
 //
 // # Changes of policy
 //

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -75,6 +76,39 @@ func services(first, rest rule.Action) classifier.PolicyChange {
 	return c
 }
 
+// A kernel before 5.18 does not tell which Service a packet was sent to: rules to
+// Services were silently in vain there.
+func TestToServicesInVainIsSaid(t *testing.T) {
+	w := newWhole(t, dataplane.Config{})
+	var log bytes.Buffer
+	w.backend.mu.Lock()
+	w.backend.fw.features.priority = false
+	w.backend.config.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	w.backend.mu.Unlock()
+	said := func() int {
+		w.backend.mu.Lock()
+		defer w.backend.mu.Unlock()
+		return strings.Count(log.String(), "level=ERROR msg=\"toServices rules match nothing")
+	}
+	set := map[string][]netip.Prefix{"web": hosts(vips["web"])}
+	for _, c := range []struct {
+		what  string
+		delta classifier.Delta
+		want  int
+	}{
+		{"no rule to a Service", classifier.Delta{Sets: set, Policies: []classifier.PolicyChange{services(0, rule.Allow)}}, 0},
+		{"S2-102: a rule to a Service", classifier.Delta{Policies: []classifier.PolicyChange{services(rule.Deny, rule.Allow)}}, 1},
+		{"still one", classifier.Delta{Policies: []classifier.PolicyChange{services(rule.Allow, rule.Deny)}}, 1},
+		{"none", classifier.Delta{Policies: []classifier.PolicyChange{services(0, rule.Allow)}}, 1},
+		{"S2-102: again", classifier.Delta{Policies: []classifier.PolicyChange{services(rule.Deny, rule.Allow)}}, 2},
+	} {
+		w.apply(t, c.delta)
+		if got := said(); got != c.want {
+			t.Errorf("%s: said %d times, want %d", c.what, got, c.want)
+		}
+	}
+}
+
 func hosts(addrs []netip.Addr) (out []netip.Prefix) {
 	for _, a := range addrs {
 		out = append(out, netip.PrefixFrom(a, a.BitLen()))
@@ -82,7 +116,7 @@ func hosts(addrs []netip.Addr) (out []netip.Prefix) {
 	return out
 }
 
-// S2-98, S2-101: a rule to a Service is about the Service's address, port and
+// A rule to a Service is about the Service's address, port and
 // protocol, though the packets we see have the backend's; the backend asked
 // directly is another destination. In both families, by a connection's first
 // packet and for connections that are open when the policy changes.
@@ -115,7 +149,7 @@ func TestToServices(t *testing.T) {
 					t.Fatalf("%s: %s to %s", what, network, to)
 				}
 			}
-			probe(at(vips["web"][family], servicePort), service)
+			probe(at(vips["web"][family], servicePort), service) // S2-98
 			probe(at(vips["web"][family], servicePort+1), rest)
 			probe(at(vips["other"][family], servicePort), rest)
 			probe(at([]netip.Addr{w.b.Addr4, w.b.Addr6}[family], portGood), rest)
