@@ -251,14 +251,14 @@ func TestWholeAddressNoPodHas(t *testing.T) {
 	nstest.Reach(t, w.b.NS, "tcp", at(foot, portGood))
 	nstest.Reach(t, w.b.NS, "tcp", at(device, portGood))
 	if err := fromDevice(); err != nil {
-		t.Errorf("from another node's device, allowed by its address: %v", err)
+		t.Errorf("X-61: from another node's device, allowed by its address: %v", err)
 	}
 	for name, peer := range map[string]rule.Peer{"other addresses": block("203.0.113.0/24"), "pods": {Kind: rule.PeerPods}} {
 		w.apply(t, classifier.Delta{Policies: []classifier.PolicyChange{both(peer)}})
 		nstest.Unreachable(t, w.b.NS, "tcp", at(foot, portGood))
 		nstest.Unreachable(t, w.b.NS, "tcp", at(device, portGood))
 		if fromDevice() == nil {
-			t.Errorf("from another node's device, where %s are allowed: it passed", name)
+			t.Errorf("X-61: from another node's device, where %s are allowed: it passed", name)
 		}
 	}
 }
