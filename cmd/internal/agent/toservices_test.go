@@ -31,6 +31,8 @@ spec:
 
 // From the objects to the wire, where the fast path may be in front.
 func TestToServices(t *testing.T) {
+	nstest.Need(t, func() error { _, err := exec.LookPath("nft"); return err },
+		func() error { _, err := exec.LookPath("nsenter"); return err })
 	for _, dp := range []string{"nfqueue", "auto"} {
 		t.Run(dp, func(t *testing.T) {
 			r := newRig(t, dp)
