@@ -210,6 +210,15 @@ func TestCheckFiles(t *testing.T) {
 	if r := tierwall(t, "", "check", fits, "--kubeconfig", config); r.code != 0 || r.out != "1 policy: 0 errors, 0 warnings\n" {
 		t.Errorf("%+v", r)
 	}
+	// S0-67: an administrator's policy that overrides one in the cluster.
+	wall := write("apiVersion: policy.networking.k8s.io/v1alpha1\nkind: AdminNetworkPolicy\nmetadata: {name: wall}\n" +
+		"spec: {priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}], ports: [{portNumber: {protocol: TCP, port: 22}}]}]}\n")
+	r = tierwall(t, "", "check", wall, "--kubeconfig", config, "-o", "json")
+	for _, part := range []string{`"object": "NetworkPolicy shop/db"`, `"path": "spec.ingress[0]"`, `"by": "AdminNetworkPolicy wall"`, `"from": "shop/web"`, `"to": "shop/db"`, `"port": "22/TCP"`} {
+		if r.code != 0 || !strings.Contains(r.out, part) {
+			t.Errorf("no %s: %+v", part, r)
+		}
+	}
 	wrong := write("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: new}\nspec: {podselector: {}}\n")
 	if r := tierwall(t, "", "check", wrong, "--kubeconfig", config); r.code != cli.ExitFinding || !strings.Contains(r.out, "podSelector") {
 		t.Errorf("%+v", r)

@@ -20,6 +20,8 @@ type Diagnostic struct {
 	Message string // what is wrong
 	Hint    string // what to write instead
 	Code    Code   // for the few findings that programs tell apart
+	// Override is set on findings about what a stronger policy decides.
+	Override Override
 	// Among are the objects that cause an error together, if there are several; Object
 	// is the first of them. No one of them alone is to blame, so all of them stay as
 	// they were (X-67).
@@ -29,7 +31,7 @@ type Diagnostic struct {
 // Equal reports whether two findings say the same.
 func (d Diagnostic) Equal(o Diagnostic) bool {
 	return d.File == o.File && d.Object == o.Object && d.Path == o.Path && d.Message == o.Message &&
-		d.Hint == o.Hint && d.Code == o.Code && slices.Equal(d.Among, o.Among)
+		d.Hint == o.Hint && d.Code == o.Code && d.Override == o.Override && slices.Equal(d.Among, o.Among)
 }
 
 // document is the JSON form of a Diagnostic, the contract of "tierwall check -o
@@ -41,6 +43,8 @@ type document struct {
 	Path    string `json:"path"`
 	Message string `json:"message"`
 	Hint    string `json:"hint,omitempty"`
+
+	Override *override `json:"override,omitempty"`
 }
 
 // MarshalJSON implements json.Marshaler. Whether <, > and & are escaped is the
@@ -49,7 +53,11 @@ func (d Diagnostic) MarshalJSON() ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	err := e.Encode(document{d.File, d.Object.short(), d.Object.Group, d.Path, d.Message, d.Hint})
+	out := document{File: d.File, Object: d.Object.short(), Group: d.Object.Group, Path: d.Path, Message: d.Message, Hint: d.Hint}
+	if o := d.Override; !o.By.IsZero() {
+		out.Override = &override{o.By.short(), o.By.Group, o}
+	}
+	err := e.Encode(out)
 	return b.Bytes(), err
 }
 
@@ -60,7 +68,32 @@ func (d *Diagnostic) UnmarshalJSON(text []byte) error {
 		return err
 	}
 	*d = Diagnostic{File: in.File, Object: parseShort(in.Group, in.Object), Path: in.Path, Message: in.Message, Hint: in.Hint}
+	if o := in.Override; o != nil {
+		d.Override = o.Override
+		d.Override.By = parseShort(o.Group, o.By)
+	}
 	return nil
+}
+
+// Override says by which rule a policy is overridden, and names a connection for
+// which it is so, in the words of the flags of "tierwall explain". The connection is
+// left out where everything between pods is overridden and nothing more is known.
+type Override struct {
+	By         Ref    `json:"-"` // the stronger policy
+	Rule       string `json:"rule"`
+	Action     string `json:"action"` // in the words of its API: "Deny", "Drop"
+	From       string `json:"from,omitempty"`
+	To         string `json:"to,omitempty"`
+	Port       string `json:"port,omitempty"`
+	ICMP       string `json:"icmp,omitempty"`
+	SourcePort uint16 `json:"sourcePort,omitempty"`
+}
+
+// override is the JSON form of an Override.
+type override struct {
+	By    string `json:"by"` // "Kind namespace/name"
+	Group string `json:"group,omitempty"`
+	Override
 }
 
 // Code tells findings of a sort from others, for those who act on them; people
@@ -96,16 +129,19 @@ func (d Diagnostic) String() string {
 }
 
 // List collects findings. Errors make the whole input unusable: the last good
-// table stays in force. Warnings do not.
+// table stays in force. Warnings do not. Notes are worth knowing and need nobody to
+// do anything.
 type List struct {
 	Errors   []Diagnostic
 	Warnings []Diagnostic
+	Notes    []Diagnostic
 }
 
 // Add appends another list.
 func (l *List) Add(o List) {
 	l.Errors = append(l.Errors, o.Errors...)
 	l.Warnings = append(l.Warnings, o.Warnings...)
+	l.Notes = append(l.Notes, o.Notes...)
 }
 
 // Sort orders findings by file, line, object and path, so output is stable and
@@ -119,6 +155,7 @@ func (l *List) Sort() {
 	}
 	slices.SortStableFunc(l.Errors, by)
 	slices.SortStableFunc(l.Warnings, by)
+	slices.SortStableFunc(l.Notes, by)
 }
 
 // splitLine takes a file reference apart; the line is 0 when there is none.

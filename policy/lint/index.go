@@ -2,6 +2,7 @@ package lint
 
 import (
 	"fmt"
+	mathbits "math/bits"
 
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/inventory"
@@ -39,6 +40,23 @@ func (b bits) meets(o bits) bool {
 		}
 	}
 	return false
+}
+
+func (b bits) count() int {
+	n := 0
+	for _, w := range b {
+		n += mathbits.OnesCount64(w)
+	}
+	return n
+}
+
+// each calls f with every element, in order.
+func (b bits) each(f func(i int)) {
+	for w, word := range b {
+		for ; word != 0; word &= word - 1 {
+			f(w*64 + mathbits.TrailingZeros64(word))
+		}
+	}
 }
 
 // subject is one distinct selector that rules and isolations are about.

@@ -15,7 +15,7 @@ import (
 )
 
 // Check returns what looks wrong about set, lowered from objs over inv (see
-// lower.Build), as sorted warnings. Nothing is modified.
+// lower.Build), as sorted warnings and notes. Nothing is modified.
 //
 // It costs distinct subjects × pods of distinct labels, and for shadowed rules up
 // to the square of the rules with related subjects: fine for a command, too much
@@ -51,7 +51,7 @@ func Overridden(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag
 func newChecker(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) *checker {
 	c := &checker{
 		set: set, inv: inv, policies: map[api.Ref]*policy{}, pods: distinct(kube.Endpoints(inv), inv),
-		selects: map[string]bool{}, taken: map[direction]bool{},
+		selects: map[string]bool{}, taken: map[direction]bool{}, lost: map[lostTo]bool{},
 	}
 	for _, o := range objs {
 		c.policies[o.Ref()] = &policy{object: o}
@@ -77,6 +77,7 @@ type checker struct {
 	ruleSubject, isolationSubject []int              // of each rule and isolation of the set
 	selects                       map[string]bool    // selector in text form → selects a pod
 	taken                         map[direction]bool // overridden as a whole
+	lost                          map[lostTo]bool    // reported as overridden
 
 	// For shadowed and networks, filled by the first who asks.
 	covering [][]int  // subject → the subjects that include it

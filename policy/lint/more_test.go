@@ -1,9 +1,11 @@
 package lint_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/internal/fixture"
 	"github.com/tierwall/tierwall/policy/lint"
 	"github.com/tierwall/tierwall/policy/lower"
@@ -102,6 +104,50 @@ func TestShadowed(t *testing.T) {
 			"CiliumNetworkPolicy x/p: spec.ingress[0]: never decides: ingressDeny[0] of CiliumNetworkPolicy x/p (Deny)",
 		},
 	})
+}
+
+// TestOverriddenOutside: addresses outside the cluster, and what programs are told.
+func TestOverriddenOutside(t *testing.T) {
+	each(t, world, [][3]string{
+		{
+			"a prefix in a wider one", cnp("wall", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Deny, to: [{networks: [203.0.113.0/24]}]}]}") +
+				np("p", "{podSelector: {}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0, except: [203.0.113.0/25]}}]}]}"),
+			"NetworkPolicy x/p: spec.egress[0]: part of what this rule allows is denied by ClusterNetworkPolicy wall (policy.networking.k8s.io) (egress[0]: Deny), for example 80/TCP from x/a to 203.0.113.129",
+		},
+		{
+			"a prefix beside it", cnp("wall", "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Deny, to: [{networks: [203.0.113.0/24]}]}]}") +
+				np("p", "{podSelector: {}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 198.51.100.0/24}}, {ipBlock: {cidr: 10.0.0.0/8}}]}]}"), "",
+		},
+	})
+	w := fixture.MustWorld(t, world)
+	yaml := acnp("wall", "{priority: 1, "+all+", ingress: [{name: no-ping, action: Drop, protocols: [{icmp: {icmpType: 8, icmpCode: 0}}]}]}") +
+		np("p", "{podSelector: {matchLabels: {app: a}}, ingress: [{from: [{podSelector: {}}]}]}")
+	set, _ := fixture.MustBuild(t, w, yaml)
+	got := lint.Check(fixture.MustObjects(t, yaml), &set, w.Inventory)
+	want := diag.Override{By: diag.Ref{Group: "crd.antrea.io", Kind: "ClusterNetworkPolicy", Name: "wall"}, Rule: "no-ping", Action: "Drop", From: "x/b", To: "x/a", Port: "0/ICMP", ICMP: "8/0"}
+	if !slices.ContainsFunc(got.Warnings, func(d diag.Diagnostic) bool { return d.Override == want && d.Hint != "" }) {
+		t.Errorf("no finding with %+v in %+v", want, got.Warnings)
+	}
+}
+
+// TestOpened: an Allow that opens what a NetworkPolicy isolates is a note.
+func TestOpened(t *testing.T) {
+	w := fixture.MustWorld(t, world)
+	for _, c := range []struct{ name, np, want string }{
+		{"opened", "{podSelector: {}, policyTypes: [Egress]}", "spec.podSelector: some egress that this policy denies is allowed by AdminNetworkPolicy dns (egress[0]: Allow), for example 53/UDP from x/a to kube-system/dns"},
+		{"allowed anyway", "{podSelector: {}, policyTypes: [Egress], egress: [{ports: [{port: 53, protocol: UDP}]}]}", ""},
+		{"another direction", "{podSelector: {}}", ""},
+	} {
+		yaml := anp("dns", "{priority: 9, subject: {namespaceSelector: {}}, egress: [{action: Allow, l4Selector: {ports: [{port: 53, protocol: UDP}]}, to: [{"+toAll+"}]}]}") + np("p", c.np)
+		set, _ := fixture.MustBuild(t, w, yaml)
+		var lines []string
+		for _, d := range lint.Check(fixture.MustObjects(t, yaml), &set, w.Inventory).Notes {
+			lines = append(lines, d.Path+": "+d.Message)
+		}
+		if got := strings.Join(lines, "\n"); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
 }
 
 func TestNobodyThere(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/api"
 )
 
 // shadowed: rules that never decide, because a stronger one matches everything
@@ -18,7 +19,7 @@ func (c *checker) shadowed() {
 		if p == nil || r.Stage != rule.Enforce || len(r.Peers) == 0 || c.taken[direction{p, r.Direction}] {
 			continue
 		}
-		if q := c.before(i, r); q != nil {
+		if q := c.before(i, r); q != nil && !c.lost[lostTo{i, api.RefOf(&q.Origin)}] {
 			c.warn(p.object, rulePath(r), fmt.Sprintf("never decides: %s (%s) matches everything this rule matches, and is stronger", ruleRef(q), q.Origin.Word),
 				"remove one of them, or change their order")
 		}

@@ -134,8 +134,9 @@ func (in *Input) WithFiles(files *Input, opt lower.Options) (*Input, error) {
 	}
 	objs = append(objs, files.Objects...)
 	out := &Input{Snapshot: in.Snapshot, Gaps: in.Gaps, Live: true, Findings: files.Findings, files: len(files.Objects)}
+	// What a file overrides is about the file, too (S0-67).
 	about := func(d diag.Diagnostic) bool {
-		return d.File != "" || d.Object.IsZero() || len(d.Among) > 0 || written[d.Object]
+		return d.File != "" || d.Object.IsZero() || len(d.Among) > 0 || written[d.Object] || written[d.Override.By]
 	}
 	r := assess.Run(opt, objs, out.Snapshot, nil)
 	for i := range r.Refused {

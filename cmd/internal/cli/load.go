@@ -97,20 +97,28 @@ func (in *Input) Lint() {
 	}
 	found := lint.Check(in.Objects, &in.Set, in.Snapshot)
 	if in.only != nil {
-		found.Warnings = slices.DeleteFunc(found.Warnings, func(d diag.Diagnostic) bool { return !in.only(d) })
+		other := func(d diag.Diagnostic) bool { return !in.only(d) }
+		found.Warnings = slices.DeleteFunc(found.Warnings, other)
+		found.Notes = slices.DeleteFunc(found.Notes, other)
+	} else {
+		// That an Allow opens what others isolate is news of a change; of policies
+		// as they are it is what administrators write Allow rules for.
+		found.Notes = nil
 	}
 	in.Findings.Add(found)
 	in.Findings.Sort()
 }
 
-// Findings is the JSON form of a list of findings. Both lists are always there.
+// Findings is the JSON form of a list of findings. Errors and warnings are always
+// there.
 type Findings struct {
 	Errors   []diag.Diagnostic `json:"errors"`
 	Warnings []diag.Diagnostic `json:"warnings"`
+	Notes    []diag.Diagnostic `json:"notes,omitempty"`
 }
 
 func findings(l *diag.List) Findings {
-	f := Findings{Errors: l.Errors, Warnings: l.Warnings}
+	f := Findings{Errors: l.Errors, Warnings: l.Warnings, Notes: l.Notes}
 	if f.Errors == nil {
 		f.Errors = []diag.Diagnostic{}
 	}
@@ -132,6 +140,9 @@ func WriteFindings(w io.Writer, s Style, asJSON bool, l *diag.List) error {
 	}
 	for _, d := range l.Warnings {
 		errs = append(errs, writeFinding(w, s, s.Yellow("warning"), d))
+	}
+	for _, d := range l.Notes {
+		errs = append(errs, writeFinding(w, s, s.Dim("note"), d))
 	}
 	return errors.Join(errs...)
 }
@@ -158,7 +169,11 @@ func (in *Input) Summary() string {
 	if n != 1 {
 		policies = fmt.Sprintf("%d policies", n)
 	}
-	return policies + ": " + plural(len(in.Findings.Errors), "error") + ", " + plural(len(in.Findings.Warnings), "warning")
+	out := policies + ": " + plural(len(in.Findings.Errors), "error") + ", " + plural(len(in.Findings.Warnings), "warning")
+	if n := len(in.Findings.Notes); n > 0 {
+		out += ", " + plural(n, "note")
+	}
+	return out
 }
 
 func plural(n int, word string) string {
