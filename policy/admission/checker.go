@@ -278,10 +278,53 @@ func (c *Checker) lint(w *World, id api.Ref, o *api.Object) []diag.Diagnostic {
 		return nil
 	}
 	var out []diag.Diagnostic
-	for _, d := range lint.Check(r.Objects, &r.Set, w.Inventory).Warnings {
+	found := lint.Check(r.Objects, &r.Set, w.Inventory)
+	for _, d := range found.Warnings {
 		if d.Object == id {
 			out = append(out, d)
 		}
+	}
+	return append(out, overriding(id, found)...)
+}
+
+// overriding says which policies the object under review overrides (S0-67): in one
+// sentence those of which it denies what they allow, in another those of which it
+// allows what they deny.
+func overriding(id api.Ref, found diag.List) []diag.Diagnostic {
+	var denied, opened []diag.Diagnostic
+	for _, d := range slices.Concat(found.Warnings, found.Notes) {
+		switch {
+		case d.Override.By != id || d.Object == id:
+		case d.Override.Action == "Allow" || d.Override.Action == "Accept":
+			opened = append(opened, d)
+		default:
+			denied = append(denied, d)
+		}
+	}
+	var out []diag.Diagnostic
+	for _, l := range []struct {
+		found []diag.Diagnostic
+		what  string
+	}{{denied, "is stronger than %s and denies what they allow"}, {opened, "is stronger than %s and allows what they deny"}} {
+		if len(l.found) == 0 {
+			continue
+		}
+		var names []string
+		for _, d := range l.found {
+			if name := d.Object.String(); !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+		const most = 3
+		text := strings.Join(names[:min(len(names), most)], ", ")
+		if len(names) > most {
+			text += fmt.Sprintf(" and %d more", len(names)-most)
+		}
+		d := diag.Diagnostic{Message: fmt.Sprintf(l.what, text)}
+		if e := l.found[0].Override; e.From != "" {
+			d.Message += fmt.Sprintf(", for example %s from %s to %s", e.Port, e.From, e.To)
+		}
+		out = append(out, d)
 	}
 	return out
 }

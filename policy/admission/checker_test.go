@@ -20,6 +20,7 @@ import (
 
 	"github.com/tierwall/tierwall/policy/admission"
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/internal/fixture"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
@@ -180,6 +181,36 @@ func TestWarnings(t *testing.T) {
 	a := checker.Review(context.Background(), request(t, admissionv1.Create, later, ""))
 	if !a.Allowed || len(a.Warnings) == 0 || !strings.Contains(strings.Join(a.Warnings, "\n"), "never decides") {
 		t.Errorf("allowed %v, warnings %q", a.Allowed, a.Warnings)
+	}
+}
+
+// TestOverridingIsSaidToTheAdministrator (S0-67): who creates a policy that overrides
+// NetworkPolicies learns which, with a connection.
+func TestOverridingIsSaidToTheAdministrator(t *testing.T) {
+	const ingress = "{podSelector: {}, ingress: [{from: [{podSelector: {}}], ports: [{port: 80}, {port: 81}]}]}"
+	w := &admission.World{
+		Version: 1, Inventory: fixture.MustWorld(t, "namespace x\npod x/a app=a\npod x/b app=b\n").Inventory,
+		Objects: decoded(t, policy("p", ingress), policy("q", ingress), policy("r", "{podSelector: {}, ingress: [{ports: [{port: 443}]}]}")),
+	}
+	checker := &admission.Checker{View: func() *admission.World { return w }, Wait: -1}
+	wall := func(action string) string {
+		return "{apiVersion: policy.networking.k8s.io/v1alpha1, kind: AdminNetworkPolicy, metadata: {name: wall}, " +
+			"spec: {priority: 5, subject: {namespaces: {}}, ingress: [{action: " + action + ", from: [{namespaces: {}}], ports: [{portNumber: {protocol: TCP, port: 80}}]}]}}"
+	}
+	for action, want := range map[string]string{
+		"Deny":  "is stronger than NetworkPolicy x/p, NetworkPolicy x/q and denies what they allow, for example 80/TCP from x/a to x/b",
+		"Allow": "",
+		"Pass":  "",
+	} {
+		a := checker.Review(context.Background(), request(t, admissionv1.Create, wall(action), ""))
+		if !a.Allowed || strings.Join(a.Warnings, "\n") != want {
+			t.Errorf("%s: allowed %v, warnings %q, want %q", action, a.Allowed, a.Warnings, want)
+		}
+	}
+	w.Objects, w.Version = w.Objects[2:], 2
+	a := checker.Review(context.Background(), request(t, admissionv1.Create, wall("Allow"), ""))
+	if got := strings.Join(a.Warnings, "\n"); got != "is stronger than NetworkPolicy x/r and allows what they deny, for example 80/TCP from x/b to x/a" {
+		t.Errorf("warnings %q", got)
 	}
 }
 

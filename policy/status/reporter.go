@@ -377,8 +377,14 @@ func (r *Reporter) tell(o *Object, v *Verdict) {
 		return
 	}
 	now := reason + message
-	if reason == EventAccepted {
+	switch reason {
+	case EventAccepted:
 		now = ""
+	case EventOverridden: // examples change with the pods
+		now = reason
+		for _, d := range v.Overridden {
+			now += "\x00" + d.Path + "\x00" + d.Override.By.Group + "\x00" + d.Override.By.String() + "\x00" + d.Override.Rule
+		}
 	}
 	if r.events == nil || r.told[uid] == now {
 		return
