@@ -56,6 +56,20 @@ func TestEverySituationIsRefused(t *testing.T) {
 	}
 }
 
+// TestFQDNMatchesNothingNoMore: rules by name are enforced, and nothing says
+// otherwise; only a refusal by name has a warning, that it can be gone around.
+func TestFQDNMatchesNothingNoMore(t *testing.T) {
+	w := fixture.MustWorld(t, "namespace x\npod x/a app=a\n")
+	for action, want := range map[string]string{"Allow": "", "Drop": "a pod that knows another address of this name still reaches it", "Reject": "still reaches it"} {
+		_, found := fixture.MustBuild(t, w, "{apiVersion: crd.antrea.io/v1beta1, kind: ClusterNetworkPolicy, metadata: {name: p}, spec: {priority: 1, "+
+			"appliedTo: [{podSelector: {}}], egress: [{action: "+action+", to: [{fqdn: api.example.org}]}]}}")
+		switch {
+		case want == "" && len(found.Warnings) > 0, want != "" && (len(found.Warnings) != 1 || !strings.Contains(found.Warnings[0].Message, want)):
+			t.Errorf("%s: got %v, want %q", action, found.Warnings, want)
+		}
+	}
+}
+
 func ptr[T any](v T) *T { return &v }
 
 func labels(k, v string) *metav1.LabelSelector {

@@ -191,7 +191,10 @@ func (v *checker) fqdn(d flow.Direction, path string, r *antreaapi.Rule, pattern
 	if rest, ok := strings.CutPrefix(pattern, "*"); ok && rest != "" && rest[0] != '.' && rest[0] != '*' {
 		v.Warn(path, fmt.Sprintf("%q also selects not%s", pattern, rest), fmt.Sprintf("write %q for subdomains only", "*."+rest))
 	}
-	v.Warn(path, "the addresses behind a name are not known to this version: the peer matches nothing", "")
+	if is(r, actionDrop) || is(r, actionReject) {
+		v.Warn(path, "a pod that knows another address of this name still reaches it: the rule matches the addresses that DNS answers to pods of the node gave",
+			"to be sure, allow the names that pods need and drop everything else")
+	}
 }
 
 func (v *checker) ports(path string, r *antreaapi.Rule) {
