@@ -2,13 +2,13 @@ package decode
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/foreign"
 )
 
 // clusterKinds are the kinds that describe the world. Every [Decoder] knows them.
@@ -27,33 +27,6 @@ func isClusterKind(k api.Kind) bool {
 	return k.Version == "v1" && (k.Group == "" || k.Group == discoveryv1.GroupName)
 }
 
-// policyGroups are API groups whose objects decide about packets, with the words
-// by which their policy kinds are told from the others; no words: all kinds are.
-var policyGroups = map[string][]string{
-	"policy.networking.k8s.io": nil,
-	"netpol.networking.k8s.io": nil,
-	"crd.antrea.io":            {"Policy", "Tier", "Group"},
-	"cilium.io":                {"Policy", "Group"},
-	"projectcalico.org":        {"Policy", "Tier", "NetworkSet", "HostEndpoint", "Profile"},
-}
-
-// enforces reports whether objects of an unknown kind are meant to decide about
-// packets. Ignoring one would leave a wall out.
-func enforces(group, kind string) bool {
-	if strings.Contains(kind, "NetworkPolicy") {
-		return true
-	}
-	for g, words := range policyGroups {
-		if group != g && !strings.HasSuffix(group, "."+g) {
-			continue
-		}
-		if len(words) == 0 || slices.ContainsFunc(words, func(w string) bool { return strings.Contains(kind, w) }) {
-			return true
-		}
-	}
-	return false
-}
-
 // unknownKind judges an object of no known kind: an error with a hint when it is
 // or could be meant as one of ours, else a warning.
 func (r *reader) unknownKind(group, version, kind string) (p problem, isError bool) {
@@ -70,15 +43,44 @@ func (r *reader) unknownKind(group, version, kind string) (p problem, isError bo
 			return problem{path: "kind", message: "unknown kind " + kind, hint: "did you mean " + k.Kind + "?"}, true
 		}
 	}
-	for _, k := range r.kinds {
-		if strings.EqualFold(k.Kind, kind) && (enforces(group, k.Kind) || group == "") {
-			return problem{path: "apiVersion", message: "this version does not enforce " + gvk, hint: "write apiVersion: " + apiVersion(k)}, true
+	notEnforced := "this version does not enforce " + gvk
+	whose, hint, foreignPolicy := foreign.Find(group, kind)
+	k, like := r.sameName(group, kind)
+	switch {
+	case whose != "" && like:
+		return problem{path: "apiVersion", message: notEnforced, hint: hint}, true
+	case whose != "":
+		return problem{path: "kind", message: notEnforced, hint: hint}, true
+	case like:
+		hint = "write apiVersion: " + apiVersion(k)
+		if group != "" && distance(k.Group, group) > 3 {
+			hint += " if you mean that " + k.Kind + "; if not, Tierwall has no equivalent: remove the object"
 		}
-	}
-	if enforces(group, kind) {
-		return problem{path: "kind", message: "this version does not enforce " + gvk, hint: "remove the object; nothing stands in for it"}, true
+		return problem{path: "apiVersion", message: notEnforced, hint: hint}, true
+	case foreignPolicy:
+		return problem{path: "kind", message: notEnforced, hint: foreign.NoEquivalent}, true
 	}
 	return problem{path: "kind", message: fmt.Sprintf("%s ignored: not used for policy", gvk)}, false
+}
+
+// sameName returns the policy kind of a name in the group that is most like the one
+// given, and of those Kubernetes' own before others.
+func (r *reader) sameName(group, kind string) (best api.Kind, ok bool) {
+	bestD := 0
+	for _, k := range r.kinds {
+		_, _, policy := foreign.Find(k.Group, k.Kind)
+		if !strings.EqualFold(k.Kind, kind) || !policy && group != "" {
+			continue
+		}
+		d := min(distance(k.Group, group), 4) * 2 // what is further off is all the same
+		if !strings.HasSuffix(k.Group, "networking.k8s.io") {
+			d++
+		}
+		if !ok || d < bestD {
+			best, bestD, ok = k, d, true
+		}
+	}
+	return best, ok
 }
 
 func apiVersion(k api.Kind) string {

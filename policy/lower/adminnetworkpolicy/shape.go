@@ -134,12 +134,23 @@ func detect(raw map[string]any) (dialect string, problem *api.Problem) {
 		return "", &api.Problem{
 			Path:    m.v017,
 			Message: fmt.Sprintf("mixes two releases: this field is of v0.1.7, %s of v0.1.1", m.v011),
-			Hint:    oneShape + "; in v0.1.7 `namespaces` of a peer is a label selector",
+			Hint:    toV017(m.v011),
 		}
 	case m.v011 != "":
 		return V011, nil
 	}
 	return V017, nil
+}
+
+// toV017 says how a field of v0.1.1 is written in v0.1.7.
+func toV017(path string) string {
+	switch path[strings.LastIndexByte(path, '.')+1:] {
+	case "namespaceSelector":
+		return "in v0.1.7 `namespaces` of a peer is the label selector itself: write `namespaces: {matchLabels: …}` there, or `namespaces: {}` for all"
+	case "namespaces":
+		return "in v0.1.7 write `pods: {namespaceSelector: …, podSelector: …}` there"
+	}
+	return "v0.1.7 has no " + path[strings.LastIndexByte(path, '.')+1:] + ": write the whole policy with the fields of v0.1.1, or use ClusterNetworkPolicy, " + Group + "/v1alpha2, beside it"
 }
 
 var annotationPath = fmt.Sprintf("metadata.annotations[%q]", kube.AnnotationDialect)
@@ -211,6 +222,10 @@ func fieldHint(dialect string, baseline bool, path string) string {
 		parent, field = path[:i], path[i+1:]
 	}
 	switch {
+	case parent == "spec.subject.namespaces" && field == "namespaceSelector":
+		return "`namespaces` of a subject is the label selector itself: write `namespaces: {matchLabels: …}`, or `namespaces: {}` for all"
+	case parent == "spec.subject.pods" && field == "namespaces":
+		return "write `pods: {namespaceSelector: …, podSelector: …}`"
 	case parent == "spec":
 		switch {
 		case field == "priority" && baseline:

@@ -18,6 +18,8 @@ func fieldHint(path string) string {
 		return "a policy is about pods: " + name + " belongs in from or to"
 	case appliedToEntry.MatchString(path) && name == "namespaces":
 		return "write namespaceSelector; namespaces relates peers to the pods of appliedTo"
+	case strings.HasSuffix(path, ".namespaces.namespaceSelector"):
+		return "write namespaceSelector in the peer, in the place of namespaces, which takes `match: Self` or `sameLabels: [KEY]`"
 	case name == "childGroup": // X-60
 		return "write a list in childGroups"
 	case peerEntry.MatchString(path) && (name == "cidr" || name == "except"):

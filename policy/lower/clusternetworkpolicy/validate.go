@@ -161,6 +161,12 @@ func fieldHint(path string) string {
 		return "in " + Group + " it is called subject"
 	case parent == "spec.subject" && (name == "namespaceSelector" || name == "podSelector" || name == "namespaceAndPodSelector"):
 		return "write `namespaces: …`, a label selector, or `pods: {namespaceSelector: …, podSelector: …}`"
+	case strings.HasSuffix(parent, ".namespaces") && name == "namespaceSelector":
+		return "`namespaces` is the label selector itself: write `namespaces: {matchLabels: …}`, or `namespaces: {}` for all"
+	case strings.HasSuffix(parent, ".namespaces") && (name == "sameLabels" || name == "notSameLabels" || name == "self" || name == "notSelf"):
+		return "a peer of this API cannot be compared with the subject: write a label selector, or a policy for each namespace or tenant"
+	case strings.HasSuffix(parent, ".pods") && name == "namespaces":
+		return "write `pods: {namespaceSelector: …, podSelector: …}`"
 	case name == "ports" || name == "l4Selector":
 		return "write `protocols`, a list of items such as `tcp: {destinationPort: {number: 80}}`"
 	case strings.HasSuffix(list, ".from[") || strings.HasSuffix(list, ".to["):

@@ -170,6 +170,8 @@ func fieldHint(path string) string {
 		return "policies apply to pods, not to nodes"
 	case isRule && name == "name":
 		return "rules have no names here; they are called by their place, such as ingress[0]"
+	case strings.HasSuffix(parent, ".namespaces") && name == "namespaceSelector":
+		return "write namespaceSelector in the peer, in the place of namespaces, which takes a `scope`"
 	case name == "auditPolicy":
 		return "write the annotation tierwall.io/audit: \"true\""
 	case isPeer && (name == "ipBlock" || name == "networks"):
