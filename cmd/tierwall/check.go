@@ -17,7 +17,7 @@ func newCheck() *cobra.Command {
 	output := cli.NewFormat("text", "json")
 	cmd := &cobra.Command{
 		Use:   "check [FILE...] [--manifests DIR]",
-		Short: "Say what is wrong with policies",
+		Short: "Report errors and likely mistakes in policies",
 		Long: `Reads policies exactly as the daemon does and reports every error with its file,
 object and field, and what to write instead. Warnings point at policies that are
 valid and probably not what was meant.
@@ -75,7 +75,7 @@ func (w *world) check(cmd *cobra.Command, files []string) (*cli.Input, error) {
 		return w.load(cmd, "")
 	}
 	if w.manifests != "" {
-		return nil, usage(cmd, errors.New("--manifests is a world of its own and FILE is for the cluster's: give one of them"))
+		return nil, usage(cmd, errors.New("use either --manifests or FILE arguments, not both"))
 	}
 	c, err := w.cluster.Open()
 	alone := errors.Is(err, cluster.ErrNone) && !w.cluster.Given()

@@ -45,6 +45,15 @@ func TestCheckCleanIsEmptyLists(t *testing.T) {
 	}
 }
 
+// TestFindingsWithoutTheHintField: every finding has the field of the contract, also
+// where there is nothing to do.
+func TestFindingsWithoutTheHintField(t *testing.T) {
+	r := tierwall(t, "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n", "check", "-m", "-", "-o", "json")
+	if !strings.Contains(r.out, "ignored: not used for policy") || !strings.Contains(r.out, `"hint": ""`) {
+		t.Errorf("exit code %d: %s", r.code, r.out)
+	}
+}
+
 func TestCheckStandardInput(t *testing.T) {
 	r := tierwall(t, "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: a}\nspec: {podselector: {}}\n", "check", "-m", "-")
 	if r.code != 1 || !strings.Contains(r.out, "podSelector") {

@@ -26,7 +26,7 @@ func Decode(raw map[string]any) (*api.Object, diag.List) {
 	}
 	data, err := json.Marshal(doc)
 	if err != nil {
-		return nil, diag.List{Errors: []diag.Diagnostic{{Message: fmt.Sprintf("not JSON: %v", err)}}}
+		return nil, diag.List{Errors: []diag.Diagnostic{{Message: fmt.Sprintf("not JSON: %v", err), Hint: "write the object anew"}}}
 	}
 	objs, found := decoder.Decode("", data)
 	if len(objs) != 1 || len(found.Errors) > 0 {

@@ -353,7 +353,7 @@ func (c *Controller) install(set rule.Set, objs []*api.Object, view *inventory.V
 	began := time.Now()
 	table, report, err := c.cfg.Compile(set, world, classifier.Options{Generation: c.generation + 1})
 	if err != nil {
-		return &diag.Diagnostic{Message: "the policy cannot be compiled: " + err.Error()}, nil
+		return &diag.Diagnostic{Message: "the policy cannot be compiled: " + err.Error(), Hint: "the last good policy stays in force; please report this with the policies"}, nil
 	}
 	compiled := time.Since(began)
 	c.generation++
@@ -383,7 +383,7 @@ func (c *Controller) install(set rule.Set, objs []*api.Object, view *inventory.V
 func (c *Controller) forget() { c.known, c.set, c.world, c.view = false, nil, nil, nil }
 
 func unpublished(err error) diag.Diagnostic {
-	return diag.Diagnostic{Message: "the table cannot be put in force: " + err.Error()}
+	return diag.Diagnostic{Message: "the table cannot be put in force: " + err.Error(), Hint: "it is tried again; see the daemon's log"}
 }
 
 // inForce records that a table is in force.

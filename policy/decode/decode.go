@@ -63,9 +63,9 @@ func Duplicates(objs []*api.Object) diag.List {
 	first := make(map[api.Ref]*api.Object, len(objs))
 	for _, o := range objs {
 		if f := first[o.Ref()]; f != nil {
-			message := "the object is there twice"
+			message := "duplicate object"
 			if f.File != "" {
-				message += ", first in " + f.File
+				message += ", first defined at " + f.File
 			}
 			l.Errors = append(l.Errors, o.Finding("", message, "keep one of the two"))
 			continue
@@ -164,11 +164,11 @@ func (r *reader) document(root *node) {
 		return
 	}
 	if root.kind != mapNode {
-		hint := ""
+		hint := "every document is an object with apiVersion, kind and metadata"
 		if root.kind == listNode {
 			hint = "objects in a list need a `kind: List` with items around them"
 		}
-		r.report(&r.found.Errors, api.Ref{}, problem{line: root.line, message: "want an object, got " + root.kind.withArticle(), hint: hint})
+		r.report(&r.found.Errors, api.Ref{}, problem{line: root.line, message: "expected an object, got " + withArticle(root.kind.String()), hint: hint})
 		return
 	}
 	kind, items := root.get("kind").str(), root.get("items")
@@ -187,9 +187,9 @@ func (r *reader) list(root *node, kind string, items *node) {
 		r.report(&r.found.Errors, api.Ref{Kind: kind}, problem{line: n.line, path: path, message: message, hint: hint})
 	}
 	if version == "" {
-		bad(root, "apiVersion", "missing", "")
+		bad(root, "apiVersion", "missing", "every list needs apiVersion and kind, such as v1 and List")
 	} else if elem == "" && version != "v1" {
-		bad(root, "apiVersion", "want v1, got "+version, "")
+		bad(root, "apiVersion", "expected v1, got "+version, "write apiVersion: v1")
 	}
 	if elem == "" {
 		version = ""
@@ -203,12 +203,12 @@ func (r *reader) list(root *node, kind string, items *node) {
 	}
 	switch {
 	case items == nil:
-		bad(root, "items", "missing", "")
+		bad(root, "items", "missing", "write the objects as `items: [...]`, or without the List around them")
 		return
 	case items.kind == nullNode: // Go's empty list
 		return
 	case items.kind != listNode:
-		bad(items, "items", "want list, got "+items.kind.String(), "")
+		bad(items, "items", "expected a list, got "+withArticle(items.kind.String()), "write each object as an item, behind `- `")
 		return
 	}
 	for i, it := range items.items {
@@ -216,7 +216,7 @@ func (r *reader) list(root *node, kind string, items *node) {
 		itemKind := it.get("kind").str()
 		switch {
 		case it.kind != mapNode:
-			bad(it, path, "want an object, got "+it.kind.withArticle(), "")
+			bad(it, path, "expected an object, got "+withArticle(it.kind.String()), "an item is a whole object with apiVersion, kind and metadata")
 		case itemKind == "List" || strings.HasSuffix(itemKind, "List") && it.get("items") != nil:
 			bad(it, path, "a list inside a list", "move its items up")
 		default:
@@ -239,7 +239,7 @@ func (r *reader) object(root *node, version, kind string) {
 			}
 		case n.kind != stringNode:
 			ok = false
-			r.report(&r.found.Errors, ref, problem{line: n.line, path: name, message: "want string, got " + n.kind.String(), hint: quoteHint(n)})
+			r.report(&r.found.Errors, ref, problem{line: n.line, path: name, message: "expected a string, got " + withArticle(n.kind.String()), hint: quoteHint(n)})
 		default:
 			*to = n.text
 		}

@@ -67,7 +67,7 @@ func (w *walker) unknownHint(name string) string {
 		}
 		return "known fields: " + strings.Join(names, ", ")
 	}
-	return ""
+	return "remove it: " + w.kind.GVK() + " has no such field here"
 }
 
 // caseHint answers a field that is right but for its case (X-08).
@@ -136,5 +136,5 @@ func listHint(name string, elem reflect.Type, n *node) string {
 	case structOf(elem) == nil:
 		return fmt.Sprintf("%s must be a list; write `[%s]`", name, n.text)
 	}
-	return ""
+	return fmt.Sprintf("%s must be a list; write each item behind `- `", name)
 }

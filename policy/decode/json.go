@@ -25,7 +25,7 @@ func parseJSON(data []byte) ([]document, *problem) {
 			if errors.Is(err, io.ErrUnexpectedEOF) {
 				err = errors.New("unexpected end of file")
 			}
-			return nil, &problem{line: r.at(), message: "not valid JSON: " + err.Error()}
+			return nil, &problem{line: r.at(), message: "not valid JSON: " + err.Error(), hint: "check commas, quotes and brackets at this place"}
 		}
 		docs = append(docs, document{root: n, problems: r.problems})
 	}

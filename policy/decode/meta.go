@@ -11,6 +11,12 @@ import (
 	"github.com/tierwall/tierwall/policy/api"
 )
 
+const (
+	nameHint  = "use lower-case letters, digits and inner `-`, such as web-1"
+	keyHint   = "write `name` or `example.com/name`, of letters, digits, `-`, `_` and `.`"
+	valueHint = "use at most 63 letters, digits, `-`, `_` and `.`, or nothing"
+)
+
 // checkMeta checks an object's identity as the API server's admission does, and
 // fills in the namespace of a namespaced object that names none: "default", as
 // kubectl does without a context.
@@ -27,12 +33,12 @@ func (w *walker) checkMeta(m *metav1.ObjectMeta, root *node) {
 	switch {
 	case m.Name != "":
 		for _, e := range nameErrors(w.kind, m.Name) {
-			w.errorf(at("name"), "metadata.name", "", "%q is not a valid name: %s", m.Name, e)
+			w.errorf(at("name"), "metadata.name", nameHint, "%q is not a valid name: %s", m.Name, e)
 		}
 	case m.GenerateName != "":
 		w.errorf(at("generateName"), "metadata.generateName", "write metadata.name", "generateName is refused: nothing here makes up the rest of the name")
 	case meta.get("name") == nil || meta.get("name").kind == stringNode || meta.get("name").kind == nullNode:
-		w.errorf(at("name"), "metadata.name", "", "the object has no name")
+		w.errorf(at("name"), "metadata.name", "write metadata.name", "the object has no name")
 	}
 	switch {
 	case !w.kind.Namespaced && m.Namespace != "":
@@ -41,13 +47,13 @@ func (w *walker) checkMeta(m *metav1.ObjectMeta, root *node) {
 		m.Namespace = metav1.NamespaceDefault
 	case w.kind.Namespaced:
 		for _, e := range validation.IsDNS1123Label(m.Namespace) {
-			w.errorf(at("namespace"), "metadata.namespace", "", "%q is not a valid namespace: %s", m.Namespace, e)
+			w.errorf(at("namespace"), "metadata.namespace", nameHint, "%q is not a valid namespace: %s", m.Namespace, e)
 		}
 	}
 	w.checkLabels(m.Labels, at("labels"))
 	for _, k := range slices.Sorted(maps.Keys(m.Annotations)) {
 		for _, e := range validation.IsQualifiedName(lower(k)) {
-			w.errorf(child(at("annotations"), k), key("metadata.annotations", k), "", "not a valid annotation key: %s", e)
+			w.errorf(child(at("annotations"), k), key("metadata.annotations", k), keyHint, "not a valid annotation key: %s", e)
 		}
 	}
 }
@@ -56,10 +62,10 @@ func (w *walker) checkLabels(labels map[string]string, n *node) {
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		path := key("metadata.labels", k)
 		for _, e := range validation.IsQualifiedName(k) {
-			w.errorf(child(n, k), path, "", "not a valid label key: %s", e)
+			w.errorf(child(n, k), path, keyHint, "not a valid label key: %s", e)
 		}
 		for _, e := range validation.IsValidLabelValue(labels[k]) {
-			w.errorf(child(n, k), path, "", "not a valid label value: %s", e)
+			w.errorf(child(n, k), path, valueHint, "not a valid label value: %s", e)
 		}
 	}
 }

@@ -37,15 +37,18 @@ func (k nodeKind) String() string {
 	case listNode:
 		return "list"
 	}
-	return "map"
+	return "mapping"
 }
 
-// withArticle is String behind "a" or "an".
-func (k nodeKind) withArticle() string {
-	if k == intNode {
-		return "an " + k.String()
+// withArticle puts "a" or "an" before what a shape is called.
+func withArticle(s string) string {
+	switch {
+	case s == "null":
+		return s
+	case strings.ContainsRune("aeiou", rune(s[0])):
+		return "an " + s
 	}
-	return "a " + k.String()
+	return "a " + s
 }
 
 // node is one value of a document, whatever it was written in: aliases are

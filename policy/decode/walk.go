@@ -50,7 +50,7 @@ func (w *walker) wrongType(n *node, path, want, hint string) {
 	case boolNode, intNode, floatNode:
 		got += " " + n.text
 	}
-	w.errorf(n, path, hint, "want %s, got %s", want, got)
+	w.errorf(n, path, hint, "expected %s, got %s", withArticle(want), withArticle(got))
 }
 
 var (
@@ -98,7 +98,7 @@ func (w *walker) fill(v reflect.Value, n *node, path, name string) {
 		v.SetString(n.text)
 	case reflect.Bool:
 		if n.kind != boolNode {
-			w.wrongType(n, path, "boolean", unquoteHint(n, n.text == "true" || n.text == "false"))
+			w.wrongType(n, path, "boolean", unquoteHint(n, n.text == "true" || n.text == "false", "write true or false"))
 			return
 		}
 		v.SetBool(truth(n.text))
@@ -109,7 +109,7 @@ func (w *walker) fill(v reflect.Value, n *node, path, name string) {
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32:
 		if i, ok := w.integer(n, path, 64); ok {
 			if i < 0 || v.OverflowUint(uint64(i)) {
-				w.errorf(n, path, "", "%s is out of range for an unsigned %d-bit integer", n.text, t.Bits())
+				w.errorf(n, path, fmt.Sprintf("write a number from 0 to %d", uint64(1)<<t.Bits()-1), "%s is out of range for an unsigned %d-bit integer", n.text, t.Bits())
 				return
 			}
 			v.SetUint(uint64(i))
@@ -117,7 +117,7 @@ func (w *walker) fill(v reflect.Value, n *node, path, name string) {
 	case reflect.Float32, reflect.Float64:
 		f, err := strconv.ParseFloat(n.text, t.Bits())
 		if n.kind != intNode && n.kind != floatNode || !number.MatchString(n.text) || err != nil {
-			w.wrongType(n, path, "number", unquoteHint(n, number.MatchString(n.text)))
+			w.wrongType(n, path, "number", unquoteHint(n, number.MatchString(n.text), "write a decimal number"))
 			return
 		}
 		v.SetFloat(f)
@@ -134,34 +134,35 @@ func quoteHint(n *node) string {
 	case boolNode, intNode, floatNode:
 		return "quote it: " + strconv.Quote(n.text)
 	}
-	return ""
+	return "write a text, in quotes where it looks like something else"
 }
 
-// unquoteHint answers a string that would be right without its quotes.
-func unquoteHint(n *node, right bool) string {
+// unquoteHint answers a string that would be right without its quotes; anything else
+// gets the other hint.
+func unquoteHint(n *node, right bool, other string) string {
 	if n.kind == stringNode && right {
 		return "remove the quotes: " + n.text
 	}
-	return ""
+	return other
 }
 
 // integer reads a decimal integer of the given width.
 func (w *walker) integer(n *node, path string, bits int) (int64, bool) {
 	if n.kind != intNode && n.kind != floatNode {
-		w.wrongType(n, path, "integer", unquoteHint(n, decimal.MatchString(n.text)))
+		w.wrongType(n, path, "integer", unquoteHint(n, decimal.MatchString(n.text), "write a whole number in decimal"))
 		return 0, false
 	}
 	if !decimal.MatchString(n.text) {
-		hint := ""
+		hint := "write a whole number, without a fraction"
 		if n.kind == intNode || strings.TrimLeft(n.text, "0123456789_") == "" {
 			hint = "write it in decimal, without leading zeros"
 		}
-		w.errorf(n, path, hint, "want integer, got %s", n.text)
+		w.errorf(n, path, hint, "expected an integer, got %s", n.text)
 		return 0, false
 	}
 	i, err := strconv.ParseInt(n.text, 10, bits)
 	if err != nil {
-		w.errorf(n, path, "", "%s is out of range for a %d-bit integer", n.text, bits)
+		w.errorf(n, path, fmt.Sprintf("write a number from %d to %d", -1<<(bits-1), 1<<(bits-1)-1), "%s is out of range for a %d-bit integer", n.text, bits)
 		return 0, false
 	}
 	return i, true
@@ -177,7 +178,7 @@ func (w *walker) intOrString(v reflect.Value, n *node, path string) {
 			v.Set(reflect.ValueOf(intstr.FromInt32(int32(i))))
 		}
 	default:
-		w.wrongType(n, path, "integer or string", quoteHint(n))
+		w.wrongType(n, path, "integer or string", "write a number, or a name in quotes")
 	}
 }
 
@@ -187,7 +188,7 @@ var hugeExponent = regexp.MustCompile(`[eE][-+]?[0-9]{4,}`)
 // unmarshal lets a type read its own JSON: times, quantities, raw fields.
 func (w *walker) unmarshal(v reflect.Value, n *node, path string) {
 	if v.Type() == quantityType && (len(n.text) > 64 || hugeExponent.MatchString(n.text)) {
-		w.errorf(n, path, "", "%.64s is out of range", n.text)
+		w.errorf(n, path, "write a quantity such as 100m or 64Mi", "%.64s is out of range", n.text)
 		return
 	}
 	data, err := n.json()
@@ -195,14 +196,14 @@ func (w *walker) unmarshal(v reflect.Value, n *node, path string) {
 		err = v.Addr().Interface().(json.Unmarshaler).UnmarshalJSON(data)
 	}
 	if err != nil {
-		w.errorf(n, path, "", "not a valid %s: %v", v.Type().Name(), err)
+		w.errorf(n, path, "write it as the API's reference describes it", "not a valid %s: %v", v.Type().Name(), err)
 	}
 }
 
 func (w *walker) fillStruct(v reflect.Value, n *node, path, name string) {
 	t := v.Type()
 	if n.kind != mapNode {
-		hint := ""
+		hint := "write its fields below it, or {} for an empty one"
 		if n.kind == listNode && name != "" {
 			hint = name + " is one object, not a list: remove the `-`"
 		}
@@ -255,7 +256,7 @@ func (w *walker) fillSlice(v reflect.Value, n *node, path, name string) {
 	if t.Elem().Kind() == reflect.Uint8 {
 		data, err := base64.StdEncoding.DecodeString(n.text)
 		if n.kind != stringNode || err != nil {
-			w.wrongType(n, path, "base64 string", "")
+			w.wrongType(n, path, "base64 string", "encode the bytes in base64 and quote the result")
 			return
 		}
 		v.SetBytes(data)
@@ -286,7 +287,7 @@ func (w *walker) fillSlice(v reflect.Value, n *node, path, name string) {
 func (w *walker) fillMap(v reflect.Value, n *node, path string) {
 	t := v.Type()
 	if n.kind != mapNode {
-		w.wrongType(n, path, "map", "")
+		w.wrongType(n, path, "mapping", "write `key: value`, one a line or between braces")
 		return
 	}
 	m := reflect.MakeMapWithSize(t, len(n.fields))
@@ -295,12 +296,12 @@ func (w *walker) fillMap(v reflect.Value, n *node, path string) {
 		at := key(path, f.key)
 		if f.odd != "" {
 			w.errors = append(w.errors, problem{
-				line: f.line, path: at, message: "want string as key, got " + f.odd + " " + f.key, hint: "quote it: " + strconv.Quote(f.key),
+				line: f.line, path: at, message: fmt.Sprintf("the key `%s` is parsed as %s", f.key, withArticle(f.odd)), hint: "quote it: " + strconv.Quote(f.key),
 			})
 			continue
 		}
 		if f.value.kind == nullNode && t.Elem().Kind() == reflect.String {
-			w.errorf(f.value, at, `write "" for an empty one`, "want string, got null")
+			w.errorf(f.value, at, `write "" for an empty one`, "expected a string, got null")
 			continue
 		}
 		e := reflect.New(t.Elem()).Elem()

@@ -113,7 +113,7 @@ func (c *converter) problem(y *yaml.Node, message, hint string) *node {
 
 func (c *converter) convert(y *yaml.Node, depth int) *node {
 	if depth > maxDepth {
-		return c.problem(y, fmt.Sprintf("nested deeper than %d levels", maxDepth), "")
+		return c.problem(y, fmt.Sprintf("nested deeper than %d levels", maxDepth), "no policy is this deep: check for brackets that are not closed")
 	}
 	if c.inAlias > 0 {
 		if c.aliased++; c.aliased > maxAliased {
@@ -160,7 +160,7 @@ func (c *converter) convert(y *yaml.Node, depth int) *node {
 
 func (c *converter) alias(y *yaml.Node, depth int) *node {
 	if c.active[y.Alias] {
-		return c.problem(y, fmt.Sprintf("the anchor &%s contains itself", y.Value), "")
+		return c.problem(y, fmt.Sprintf("the anchor &%s contains itself", y.Value), "write the values out in place of *"+y.Value)
 	}
 	if c.active == nil {
 		c.active = map[*yaml.Node]bool{}
@@ -182,7 +182,7 @@ func (c *converter) fields(n *node, y *yaml.Node, depth int) {
 		}
 		switch {
 		case k.Kind != yaml.ScalarNode:
-			c.problem(k, "a key has to be a string, this one is a "+kindWord(k), "")
+			c.problem(k, "a key must be a string, this one is a "+kindWord(k), "write a name before the `:`")
 			continue
 		case k.ShortTag() == "!!merge":
 			c.problem(k, "merge keys (<<) are not supported", "write the fields out")
@@ -268,7 +268,7 @@ func syntaxProblem(err error, chunk []byte, offset int) problem {
 		lines = lines[:len(lines)-1]
 	}
 	line = min(line, len(lines))
-	hint := ""
+	hint := "check quotes, brackets and indentation at this place"
 	if l, ok := findLine(lines, line, tabIndent.MatchString); ok && strings.HasPrefix(message, "found") {
 		line, message = l, "a tab in the indentation"
 		hint = "YAML does not allow tabs for indentation: use spaces"

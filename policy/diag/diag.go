@@ -18,7 +18,7 @@ type Diagnostic struct {
 	Object  Ref    // zero when the document names none
 	Path    string // field path, "spec.ingress[0].from[1].podSelector"
 	Message string // what is wrong
-	Hint    string // what to write instead
+	Hint    string // what to do; "" where there is nothing to do
 	Code    Code   // for the few findings that programs tell apart
 	// Override is set on findings about what a stronger policy decides.
 	Override Override
@@ -42,7 +42,7 @@ type document struct {
 	Group   string `json:"group,omitempty"` // the API group of the object
 	Path    string `json:"path"`
 	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"`
+	Hint    string `json:"hint"`
 
 	Override *override `json:"override,omitempty"`
 }

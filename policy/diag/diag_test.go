@@ -80,9 +80,13 @@ func TestJSON(t *testing.T) {
 		`{"file":"f:1","object":"NetworkPolicy x/p","group":"crd.antrea.io","path":"spec","message":"a < b","hint":"h"}`: {
 			File: "f:1", Object: Ref{"crd.antrea.io", "NetworkPolicy", "x", "p"}, Path: "spec", Message: "a < b", Hint: "h",
 		},
-		`{"file":"","object":"Tier t","group":"crd.antrea.io","path":"","message":"m"}`: {Object: Ref{Group: "crd.antrea.io", Kind: "Tier", Name: "t"}, Message: "m"},
-		`{"file":"","object":"","path":"","message":"m"}`:                               {Message: "m"},
-		`{"file":"","object":"Pod x/a","path":"","message":"m"}`:                        {Object: Ref{Kind: "Pod", Namespace: "x", Name: "a"}, Message: "m"},
+		`{"file":"","object":"Tier t","group":"crd.antrea.io","path":"","message":"m","hint":""}`: {Object: Ref{Group: "crd.antrea.io", Kind: "Tier", Name: "t"}, Message: "m"},
+		`{"file":"","object":"","path":"","message":"m","hint":""}`:                               {Message: "m"},
+		`{"file":"","object":"Pod x/a","path":"","message":"m","hint":""}`:                        {Object: Ref{Kind: "Pod", Namespace: "x", Name: "a"}, Message: "m"},
+		`{"file":"","object":"NetworkPolicy x/p","path":"","message":"m","hint":"","override":{"by":"Tier t","group":"g","rule":"r","action":"Drop","from":"x/a","to":"x/b","port":"80/TCP"}}`: {
+			Object: Ref{Kind: "NetworkPolicy", Namespace: "x", Name: "p"}, Message: "m",
+			Override: Override{By: Ref{Group: "g", Kind: "Tier", Name: "t"}, Rule: "r", Action: "Drop", From: "x/a", To: "x/b", Port: "80/TCP"},
+		},
 	} {
 		var b strings.Builder
 		e := json.NewEncoder(&b)

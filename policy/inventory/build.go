@@ -123,7 +123,7 @@ func (b *builder) pod(o *api.Object, v *corev1.Pod) {
 		return
 	case "", corev1.PodPending, corev1.PodRunning, corev1.PodUnknown:
 	default:
-		b.errorf(o, "status.phase", "want Pending, Running, Succeeded, Failed or Unknown", "unknown phase %q", v.Status.Phase)
+		b.errorf(o, "status.phase", "write Pending, Running, Succeeded, Failed or Unknown", "unknown phase %q", v.Status.Phase)
 	}
 	p := Pod{
 		Namespace: v.Namespace, Name: v.Name,
@@ -197,7 +197,7 @@ func (b *builder) addr(o *api.Object, path, text string) (netip.Addr, bool) {
 	}
 	a = a.Unmap()
 	if !usable(a) {
-		b.errorf(o, path, "", "%s cannot be the address of a host", a)
+		b.errorf(o, path, "write the address the host has", "%s cannot be the address of a host", a)
 		return a, false
 	}
 	return a, true
@@ -207,7 +207,7 @@ func (b *builder) ports(o *api.Object, p *Pod, ports []corev1.ContainerPort, pat
 	for i, cp := range ports {
 		at := fmt.Sprintf("%s.ports[%d].", path, i)
 		if cp.ContainerPort < 1 || cp.ContainerPort > 65535 {
-			b.errorf(o, at+"containerPort", "", "%d is not a port: want 1 to 65535", cp.ContainerPort)
+			b.errorf(o, at+"containerPort", "write a number from 1 to 65535", "%d is not a port", cp.ContainerPort)
 			continue
 		}
 		proto, ok := b.proto(o, at+"protocol", cp.Protocol)
@@ -231,11 +231,11 @@ func (b *builder) proto(o *api.Object, path string, p corev1.Protocol) (flow.Pro
 	case corev1.ProtocolSCTP:
 		return flow.SCTP, true
 	}
-	hint := ""
+	hint := "write TCP, UDP or SCTP"
 	if up := corev1.Protocol(strings.ToUpper(string(p))); up != p {
 		hint = "write " + string(up)
 	}
-	b.errorf(o, path, hint, "unknown protocol %q: want TCP, UDP or SCTP", p)
+	b.errorf(o, path, hint, "unknown protocol %q", p)
 	return 0, false
 }
 
@@ -252,7 +252,7 @@ func (b *builder) node(o *api.Object, v *corev1.Node) {
 	cidr := func(path, text string) {
 		p, err := netip.ParsePrefix(text)
 		if err != nil || p.Addr().Is4In6() {
-			b.errorf(o, path, "", "%q is not a prefix such as 10.244.1.0/24", text)
+			b.errorf(o, path, "write a prefix such as 10.244.1.0/24", "%q is not a prefix", text)
 			return
 		}
 		n.PodCIDRs = append(n.PodCIDRs, p.Masked())
@@ -308,7 +308,7 @@ func (b *builder) service(o *api.Object, v *corev1.Service) {
 		at := fmt.Sprintf("spec.ports[%d].", i)
 		proto, ok := b.proto(o, at+"protocol", sp.Protocol)
 		if sp.Port < 1 || sp.Port > 65535 {
-			b.errorf(o, at+"port", "", "%d is not a port: want 1 to 65535", sp.Port)
+			b.errorf(o, at+"port", "write a number from 1 to 65535", "%d is not a port", sp.Port)
 			ok = false
 		}
 		p := ServicePort{Name: sp.Name, Proto: proto.String(), Port: uint16(sp.Port), TargetPort: uint16(sp.Port)}
@@ -317,7 +317,7 @@ func (b *builder) service(o *api.Object, v *corev1.Service) {
 			p.TargetPort, p.TargetName = 0, t.StrVal
 		case t.Type == intstr.Int && t.IntVal != 0:
 			if t.IntVal < 1 || t.IntVal > 65535 {
-				b.errorf(o, at+"targetPort", "", "%d is not a port: want 1 to 65535", t.IntVal)
+				b.errorf(o, at+"targetPort", "write a number from 1 to 65535", "%d is not a port", t.IntVal)
 				ok = false
 			}
 			p.TargetPort = uint16(t.IntVal)

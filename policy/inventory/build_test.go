@@ -159,7 +159,7 @@ func TestFindings(t *testing.T) {
 		{pod("a", "", "podIP: 10.0.0.1") + pod("b", "", `podIP: "::ffff:10.0.0.1"`), "Pod x/b: status.podIPs: address 10.0.0.1 is also that of pod x/a"},
 		{pod("a", "containers: [{name: c, ports: [{containerPort: 0}]}]", ""), "spec.containers[0].ports[0].containerPort: 0 is not a port"},
 		{pod("a", "containers: [{name: c, ports: [{containerPort: 65536, name: x}]}]", ""), "65536 is not a port"},
-		{pod("a", "containers: [{name: c, ports: [{containerPort: 1, protocol: tcp}]}]", ""), `spec.containers[0].ports[0].protocol: unknown protocol "tcp": want TCP, UDP or SCTP (write TCP)`},
+		{pod("a", "containers: [{name: c, ports: [{containerPort: 1, protocol: tcp}]}]", ""), `spec.containers[0].ports[0].protocol: unknown protocol "tcp" (write TCP)`},
 		{node + "status: {addresses: [{type: InternalIP, address: x}]}", `status.addresses[0].address: "x" is not an IP address`},
 		{node + "spec: {podCIDRs: [10.0.0.0/33]}", `spec.podCIDRs[0]: "10.0.0.0/33" is not a prefix`},
 		{node + "spec: {podCIDR: 10.0.0.0}", `spec.podCIDR: "10.0.0.0" is not a prefix`},

@@ -165,7 +165,7 @@ func (c *checker) nothing() {
 			continue
 		}
 		if contradictory(&r.Subject) {
-			c.warn(p.object, subjectPath(p.object), "the selector contradicts itself: no pod can match it", "")
+			c.warn(p.object, subjectPath(p.object), "the selector contradicts itself: no pod can match it", "remove one of the requirements that exclude each other")
 			continue
 		}
 		if len(r.Peers) == 0 {
@@ -181,7 +181,7 @@ func (c *checker) nothing() {
 			if peer := &r.Peers[j]; peer.Kind == rule.PeerPods && contradictory(&peer.Pods) {
 				contradicts = true
 				c.warn(p.object, fmt.Sprintf("%s.%s[%d]", rulePath(r), side(r.Direction), j),
-					"the selector contradicts itself: no pod can match it", "")
+					"the selector contradicts itself: no pod can match it", "remove one of the requirements that exclude each other")
 			}
 		}
 		if !contradicts {

@@ -4,6 +4,7 @@ import (
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/internal/kube"
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lower/cilium"
 	"github.com/tierwall/tierwall/policy/lower/networkpolicy"
@@ -32,7 +33,7 @@ func Alone(o *api.Object, v *inventory.View) (rule.Set, diag.List) {
 	inv := &inventory.Snapshot{}
 	switch {
 	case !StandsAlone(o):
-		found.Errors = append(found.Errors, o.Finding("", "objects of this kind are lowered together", ""))
+		found.Errors = append(found.Errors, o.Finding("", "objects of this kind are lowered together", kube.InternalHint))
 		return rule.Set{}, found
 	case o.Kind.Group == networkpolicy.Group:
 		d = networkpolicy.Dialect{}

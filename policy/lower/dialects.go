@@ -7,6 +7,8 @@ import (
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/foreign"
+	"github.com/tierwall/tierwall/policy/internal/kube"
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lower/adminnetworkpolicy"
 	"github.com/tierwall/tierwall/policy/lower/antrea"
@@ -95,7 +97,7 @@ func (opts Options) build(dialects []Dialect, objs []*api.Object, inv *inventory
 	if err := set.Validate(); err != nil {
 		for _, e := range unwrap(err) {
 			findings.Errors = append(findings.Errors, diag.Diagnostic{
-				Message: e.Error(), Hint: "this is a fault of Tierwall, not of the policy: please report it",
+				Message: e.Error(), Hint: kube.InternalHint,
 			})
 		}
 	}
@@ -120,7 +122,7 @@ func validate(dialects []Dialect, owner map[gvk]int, o *api.Object) diag.List {
 		return diag.List{Errors: o.Problems}
 	case !ok:
 		return diag.List{Errors: []diag.Diagnostic{
-			o.Finding("", fmt.Sprintf("this version does not enforce %s", o.Kind.GVK()), ""),
+			o.Finding("", fmt.Sprintf("this version does not enforce %s", o.Kind.GVK()), foreign.NoEquivalent),
 		}}
 	}
 	return dialects[i].Validate(o)

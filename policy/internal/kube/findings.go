@@ -7,6 +7,9 @@ import (
 	"github.com/tierwall/tierwall/policy/diag"
 )
 
+// InternalHint is the hint about what no policy can cause.
+const InternalHint = "this is a fault of Tierwall, not of the policy: please report it"
+
 // Findings collects what is wrong with one object.
 type Findings struct {
 	Object *api.Object

@@ -20,6 +20,9 @@ type Port struct {
 	EndPort  *int32
 }
 
+// PortNameHint says what a port name can be.
+const PortNameHint = "write a container port's name: at most 15 lower-case letters, digits and inner `-`, with a letter"
+
 // Check reports what an API server refuses: protocols other than TCP, UDP and
 // SCTP, numbers outside 1 to 65535, names that no container port can have, and
 // an endPort that is smaller than port, or without a numeric one. Whether port
@@ -41,7 +44,7 @@ func (p Port) Check(f *Findings, path string) {
 		}
 	case p.Port.Type == intstr.String:
 		for _, msg := range validation.IsValidPortName(p.Port.StrVal) {
-			hint := ""
+			hint := PortNameHint
 			if strings.Trim(p.Port.StrVal, "0123456789") == "" && p.Port.StrVal != "" {
 				hint = "write the number without quotes"
 			}

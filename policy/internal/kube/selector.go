@@ -71,17 +71,17 @@ func operatorHint(got string) string {
 // CheckLabelKey reports a string that no label can have as its key.
 func CheckLabelKey(f *Findings, path, key string) {
 	if key == "" {
-		f.Error(path, "label key is missing", "")
+		f.Error(path, "label key is missing", "write `key: …`")
 		return
 	}
 	for _, msg := range validation.IsQualifiedName(key) {
-		f.Error(path, fmt.Sprintf("%q is not a label key: %s", key, brief(msg)), "")
+		f.Error(path, fmt.Sprintf("%q is not a label key: %s", key, brief(msg)), "write `name` or `example.com/name`")
 	}
 }
 
 func checkValue(f *Findings, path, value string) {
 	for _, msg := range validation.IsValidLabelValue(value) {
-		f.Error(path, fmt.Sprintf("%q is not a label value: %s", value, brief(msg)), "")
+		f.Error(path, fmt.Sprintf("%q is not a label value: %s", value, brief(msg)), "no object can have such a label: write the value that pods or namespaces have")
 	}
 }
 

@@ -202,7 +202,7 @@ func (r *released) validate(f *kube.Findings) {
 			case n == 0:
 				f.Error(path, "an empty list of ports", "leave `ports` out to mean every port and protocol")
 			case n > maxPerList:
-				f.Error(path, fmt.Sprintf("%d items, at most %d are allowed", n, maxPerList), "")
+				f.Error(path, fmt.Sprintf("%d items, at most %d are allowed", n, maxPerList), "split the policy into several")
 			}
 			for j := range ports {
 				checkReleasedPort(f, kube.At(path, j), &ports[j])

@@ -40,7 +40,7 @@ func (Dialect) Validate(o *api.Object) diag.List {
 	}
 	p, ok := o.Value.(*kepanp.AdminNetworkPolicy)
 	if !ok {
-		f.Error("", fmt.Sprintf("not an %s but a %T", o.Kind.Kind, o.Value), "")
+		f.Error("", fmt.Sprintf("not an %s but a %T", o.Kind.Kind, o.Value), kube.InternalHint)
 		return f.List
 	}
 	kube.ParseSettings(f)

@@ -101,7 +101,7 @@ func ownMembers(o *api.Object, s *antreaapi.GroupSpec, inv *inventory.Snapshot, 
 		namespace := cmp.Or(ref.Namespace, o.Namespace)
 		ignored := func(why string) {
 			findings.Warnings = append(findings.Warnings, o.Finding("spec.serviceReference",
-				fmt.Sprintf("%s: the group has no members", why), ""))
+				fmt.Sprintf("%s: the group has no members", why), "create the Service with a selector, or select the pods by podSelector"))
 		}
 		switch svc := inv.Service(namespace, ref.Name); {
 		case svc == nil:
@@ -224,7 +224,7 @@ func checkGroup(f *kube.Findings, s *antreaapi.GroupSpec, version string) {
 	for i, c := range s.ChildGroups {
 		switch at := kube.At("spec.childGroups", i); c {
 		case "":
-			f.Error(at, "the name is empty", "")
+			f.Error(at, "the name is empty", "write the name of a group, or remove the item")
 		case f.Object.Name: // S2-77
 			f.Error(at, "the group is its own child", "remove it from childGroups")
 		}
@@ -255,11 +255,11 @@ func checkGroupBlocks(f *kube.Findings, s *antreaapi.GroupSpec, version string) 
 // which refers, "" when it is cluster-scoped.
 func checkReference(f *kube.Findings, path string, ref *antreaapi.NamespacedName, namespace string) {
 	if ref.Name == "" {
-		f.Error(path+".name", "name is missing", "")
+		f.Error(path+".name", "name is missing", "write the Service's name")
 	}
 	switch {
 	case ref.Namespace == "" && namespace == "":
-		f.Error(path+".namespace", "namespace is missing", "")
+		f.Error(path+".namespace", "namespace is missing", "write the Service's namespace")
 	case ref.Namespace != "" && namespace != "" && ref.Namespace != namespace:
 		f.Error(path+".namespace", fmt.Sprintf("namespace %q is not the object's own", ref.Namespace),
 			"a namespaced object can only refer to Services of its namespace")

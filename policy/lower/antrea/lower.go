@@ -64,7 +64,7 @@ func (l *lowering) subject(path string, entries []antreaapi.AppliedTo) rule.Sele
 					"use a group with only a podSelector")
 			}
 			if len(m.blocks) > 0 {
-				l.Warn(at+".group", fmt.Sprintf("the addresses in group %s are ignored: a policy is about pods", a.Group), "")
+				l.Warn(at+".group", fmt.Sprintf("the addresses in group %s are ignored: a policy is about pods", a.Group), "use the group in from or to, or select pods")
 			}
 			out = append(out, m.pods...)
 		case a.ServiceAccount != nil:
@@ -80,7 +80,7 @@ func (l *lowering) subject(path string, entries []antreaapi.AppliedTo) rule.Sele
 			if path != policyAppliedTo {
 				what = "rule"
 			}
-			l.Warn(path, "no pods are left: the "+what+" has no effect", "")
+			l.Warn(path, "no pods are left: the "+what+" has no effect", "give appliedTo a pod selector, or a group that selects pods")
 		}
 		return rule.Selector{None: true}
 	case 1:
@@ -175,7 +175,7 @@ func (l *lowering) services(path string, refs []antreaapi.PeerService) []match {
 		m := match{peers: []rule.Peer{{Kind: rule.PeerService, Set: inventory.ServiceSet(namespace, refs[i].Name)}}}
 		switch svc := l.cluster.inv.Service(namespace, refs[i].Name); {
 		case svc == nil:
-			l.Warn(at, fmt.Sprintf("there is no Service %s/%s: the entry matches nothing", namespace, refs[i].Name), "")
+			l.Warn(at, fmt.Sprintf("there is no Service %s/%s: the entry matches nothing", namespace, refs[i].Name), "create the Service, or correct name and namespace")
 		case len(svc.ClusterIPs) == 0: // S2-99
 			l.Warn(at, fmt.Sprintf("Service %s/%s is headless: without a ClusterIP the entry matches nothing", namespace, refs[i].Name),
 				"use a group with a serviceReference")

@@ -58,7 +58,7 @@ func (Dialect) Validate(o *api.Object) diag.List {
 	case *antreaapi.NetworkPolicy:
 		(&checker{Findings: f, version: o.Kind.Version, namespaced: true}).policy(&v.Spec)
 	default:
-		f.Error("", fmt.Sprintf("not an object of %s but a %T", antreaapi.APIGroup, o.Value), "")
+		f.Error("", fmt.Sprintf("not an object of %s but a %T", antreaapi.APIGroup, o.Value), kube.InternalHint)
 	}
 	return f.List
 }
@@ -155,13 +155,13 @@ func (v *checker) appliedTo(path string, entries []antreaapi.AppliedTo) {
 			v.group(at + ".group")
 		}
 		if a.ExternalEntitySelector != nil {
-			v.Error(at+".externalEntitySelector", noExternalEntities, "")
+			v.Error(at+".externalEntitySelector", noExternalEntities, "write an ipBlock with the machine's addresses in rules, and remove this entry")
 		}
 		if a.Service != nil {
 			v.Error(at+".service", noServicePolicies, "apply the policy to the pods behind the Service: a group with a serviceReference keeps up with them")
 		}
 		if a.NodeSelector != nil {
-			v.Error(at+".nodeSelector", noNodePolicies, "")
+			v.Error(at+".nodeSelector", noNodePolicies, "select pods; traffic of nodes themselves is not policed")
 		}
 	}
 }
@@ -225,7 +225,7 @@ func (v *checker) group(path string) {
 
 func (v *checker) serviceAccount(path string, sa *antreaapi.NamespacedName) {
 	if sa.Name == "" {
-		v.Error(path+".name", "name is missing", "")
+		v.Error(path+".name", "name is missing", "write the service account's name")
 	}
 	if sa.Namespace == "" {
 		v.Error(path+".namespace", "namespace is missing", "name and namespace select the ServiceAccount together")
@@ -254,7 +254,7 @@ func (v *checker) rule(d flow.Direction, path string, r *antreaapi.Rule, baselin
 	if r.LogLabel != "" {
 		for _, msg := range validation.IsValidLabelValue(r.LogLabel) {
 			msg, _, _ = strings.Cut(msg, " (e.g. ")
-			v.Error(path+".logLabel", fmt.Sprintf("%q is not a log label: %s", r.LogLabel, msg), "")
+			v.Error(path+".logLabel", fmt.Sprintf("%q is not a log label: %s", r.LogLabel, msg), "write it like a label's value: at most 63 letters, digits, `-`, `_` and `.`")
 		}
 	}
 	v.appliedTo(path+".appliedTo", r.AppliedTo)

@@ -61,10 +61,10 @@ func (v *checker) services(path string, r *antreaapi.Rule) {
 		s, at := &r.ToServices[i], kube.At(path+".toServices", i)
 		v.scope(at+".scope", s.Scope)
 		if s.Name == "" {
-			v.Error(at+".name", "name is missing", "")
+			v.Error(at+".name", "name is missing", "write the Service's name")
 		}
 		if s.Namespace == "" && !v.namespaced {
-			v.Error(at+".namespace", "namespace is missing", "")
+			v.Error(at+".namespace", "namespace is missing", "write the Service's namespace")
 		}
 	}
 }
@@ -312,8 +312,8 @@ func (v *checker) igmp(d flow.Direction, path string, p *antreaapi.IGMP) {
 	}
 	switch {
 	case d == flow.Ingress:
-		v.Warn(path, "queries go to 224.0.0.1, which is not a pod's address and always passes: the rule has no effect in this version", "")
+		v.Warn(path, "queries go to 224.0.0.1, which is not a pod's address and always passes: the rule has no effect in this version", "remove the rule")
 	case p.Type != nil && *p.Type == igmpReportV3 && p.GroupAddress != "":
-		v.Warn(path, fmt.Sprintf("version 3 reports go to 224.0.0.22, which always passes, and name %s inside: the rule has no effect in this version", group), "")
+		v.Warn(path, fmt.Sprintf("version 3 reports go to 224.0.0.22, which always passes, and name %s inside: the rule has no effect in this version", group), "remove the rule, or drop what is sent to the group")
 	}
 }

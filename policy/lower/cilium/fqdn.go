@@ -40,7 +40,7 @@ func checkFQDN(f *kube.Findings, path string, n *cilium.FQDN) {
 		f.Error(path, "sets matchName and matchPattern", "set exactly one of matchName, matchPattern")
 		return
 	case n.MatchName != "" && fqdnPattern(n) == "":
-		hint := ""
+		hint := "write a name in full, such as api.example.com"
 		if strings.Contains(n.MatchName, "*") {
 			hint = "write a pattern as matchPattern"
 		}

@@ -133,7 +133,7 @@ func checkPort(f *kube.Findings, path string, p *cilium.Port) {
 	case !isNumber && strings.Trim(p.Port, "0123456789") == "":
 		f.Error(path+".port", fmt.Sprintf("%q is not a port number", p.Port), "ports go from 1 to 65535, in decimal, without leading zeros")
 	case !isNumber && portNameError(p.Port) != "":
-		f.Error(path+".port", fmt.Sprintf("%q is not a port name: %s", p.Port, portNameError(p.Port)), "")
+		f.Error(path+".port", fmt.Sprintf("%q is not a port name: %s", p.Port, portNameError(p.Port)), kube.PortNameHint)
 	}
 	switch {
 	case p.EndPort == 0:

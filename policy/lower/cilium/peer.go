@@ -208,7 +208,7 @@ func (l *lowering) service(s *cilium.Service, path string) []rule.Peer {
 	}
 	// An inventory without Services is the check of policies by themselves.
 	if !found && len(l.inv.Services) > 0 {
-		l.warn(path, "there is no such Service: "+what+" matches nothing", "")
+		l.warn(path, "there is no such Service: "+what+" matches nothing", "create the Service, or correct name and namespace")
 	}
 	return out
 }

@@ -25,13 +25,13 @@ func (Dialect) Validate(o *api.Object) diag.List {
 	f := &kube.Findings{Object: o}
 	p, ok := o.Value.(*cilium.Policy)
 	if !ok {
-		f.Error("", fmt.Sprintf("not a Cilium policy but a %T", o.Value), "")
+		f.Error("", fmt.Sprintf("not a Cilium policy but a %T", o.Value), kube.InternalHint)
 		return f.List
 	}
 	kube.ParseSettings(f)
 	switch {
 	case o.Kind.Namespaced && o.Namespace == "":
-		f.Error("metadata.namespace", "a "+o.Kind.Kind+" belongs to a namespace", "")
+		f.Error("metadata.namespace", "a "+o.Kind.Kind+" belongs to a namespace", "write metadata.namespace")
 	case !o.Kind.Namespaced && o.Namespace != "":
 		f.Error("metadata.namespace", "a "+o.Kind.Kind+" is cluster-scoped", "remove metadata.namespace")
 	}
@@ -69,7 +69,7 @@ func (v *checker) spec(s spec) {
 		layer7 = v.line(&ln) || layer7
 	}
 	if layer7 && (s.Order != nil || s.Priority != nil) { // S3-16
-		v.Error(s.path+"."+orderField(s), "layer 7 rules cannot have an order", "")
+		v.Error(s.path+"."+orderField(s), "layer 7 rules cannot have an order", "remove the order, or the layer 7 rules")
 	}
 	for _, d := range []flow.Direction{flow.Ingress, flow.Egress} {
 		v.defaultDeny(s, d)
@@ -83,7 +83,7 @@ func (v *checker) defaultDeny(s spec, d flow.Direction) {
 		n, name = len(s.Egress), "egress"
 	}
 	if n > 0 && !isolates(s.Rule, d) {
-		v.Warn(s.path+".enableDefaultDeny."+name, "the allow rules of "+name+" take effect only on pods that another policy isolates", "")
+		v.Warn(s.path+".enableDefaultDeny."+name, "the allow rules of "+name+" take effect only on pods that another policy isolates", "remove the field if the policy is meant to isolate the pods it selects")
 	}
 }
 
@@ -129,7 +129,7 @@ func (v *checker) line(ln *line) (layer7 bool) {
 func (v *checker) count(path string, n int) {
 	switch {
 	case n == 0:
-		v.Warn(path, "the list is empty: the item matches nothing", "")
+		v.Warn(path, "the list is empty: the item matches nothing", "remove the field to match everything, or list what is meant")
 	case n > MaxPorts:
 		v.Error(path, fmt.Sprintf("%d items: at most %d", n, MaxPorts), "split the list in two")
 	}
@@ -161,9 +161,9 @@ func (v *checker) ports(path string, r *cilium.PortRule) (layer7 bool) {
 func (v *checker) authentication(path, mode string) {
 	switch mode {
 	case authRequired, authAlwaysFail:
-		v.Warn(path, "nothing here can authenticate: connections the rule matches are dropped, also those another rule allows", "")
+		v.Warn(path, "nothing here can authenticate: connections the rule matches are dropped, also those another rule allows", "remove the field, or write mode: disabled, where no authentication is needed")
 	case authDisabled:
-		v.Warn(path, "this does not lift the authentication another rule asks for", "")
+		v.Warn(path, "this does not lift the authentication another rule asks for", "remove it, or the authentication of the other rule")
 	case "":
 		v.Error(path, "mode is missing", "write required, disabled or test-always-fail")
 	default:
@@ -221,7 +221,7 @@ func (v *checker) peers(ln *line) {
 // customary way to isolate.
 func (v *checker) silent(ln *line) {
 	if ln.auth != nil {
-		v.Warn(ln.path, "the rule names neither peers nor ports: it matches nothing, and asks nobody for authentication", "")
+		v.Warn(ln.path, "the rule names neither peers nor ports: it matches nothing, and asks nobody for authentication", "write fromEndpoints, toEndpoints or another peer beside it")
 	}
 	if ln.deny {
 		v.Warn(ln.path, "the rule names neither peers nor ports: it denies nothing",
@@ -246,13 +246,13 @@ func (v *checker) entity(path string, ln *line, e string) {
 	switch e {
 	case entityAll, entityNone, entityWorld, entityWorld4, entityWorld6, entityCluster:
 	case entityInit, entityHealth:
-		v.Warn(path, fmt.Sprintf("there is no %s endpoint here: the entity matches nothing", e), "")
+		v.Warn(path, fmt.Sprintf("there is no %s endpoint here: the entity matches nothing", e), "remove it")
 	case entityHost:
 		switch {
 		case egress && !slices.Contains(ln.entities, entityRemoteNode):
 			v.Error(path, "on egress a pod's own node cannot be told from the others", "write host and remote-node together to mean every node, or name nodes with toNodes")
 		case !egress && ln.deny:
-			v.Warn(path, "a pod's own node is always let in: the rule does not deny it", "")
+			v.Warn(path, "a pod's own node is always let in: the rule does not deny it", "remove the entity host if that is all the rule is for")
 		}
 	case entityRemoteNode:
 		if egress && !slices.Contains(ln.entities, entityHost) {
@@ -291,7 +291,7 @@ func (v *checker) cidrSet(path string, c *cilium.CIDRRule) {
 		case e.Bits() < cidr.Bits() || !cidr.Contains(e.Addr()):
 			v.Error(at, fmt.Sprintf("%s is not inside cidr %s", s, c.CIDR), "a hole must lie inside the block")
 		case e == cidr:
-			v.Warn(at, fmt.Sprintf("%s leaves nothing of cidr %s: the item matches nothing", s, c.CIDR), "")
+			v.Warn(at, fmt.Sprintf("%s leaves nothing of cidr %s: the item matches nothing", s, c.CIDR), "write a smaller prefix in except, or remove the item")
 		}
 	}
 }
@@ -319,7 +319,7 @@ func (v *checker) service(path string, s *cilium.Service) {
 	case s.K8sService != nil && s.K8sServiceSelector != nil:
 		v.Error(path, "sets k8sService and k8sServiceSelector", "set exactly one of k8sService, k8sServiceSelector")
 	case s.K8sService != nil && s.K8sService.ServiceName == "":
-		v.Error(path+".k8sService.serviceName", "serviceName is missing", "")
+		v.Error(path+".k8sService.serviceName", "serviceName is missing", "write the Service's name")
 	case s.K8sServiceSelector != nil && s.K8sServiceSelector.Selector == nil:
 		v.Error(path+".k8sServiceSelector.selector", "selector is missing", "write {} to mean every Service")
 	case s.K8sServiceSelector != nil:

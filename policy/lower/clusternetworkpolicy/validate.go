@@ -25,7 +25,7 @@ func (Dialect) Validate(o *api.Object) diag.List {
 	f := &kube.Findings{Object: o}
 	p, ok := o.Value.(*cnp.ClusterNetworkPolicy)
 	if !ok {
-		f.Error("", fmt.Sprintf("not a ClusterNetworkPolicy but a %T", o.Value), "")
+		f.Error("", fmt.Sprintf("not a ClusterNetworkPolicy but a %T", o.Value), kube.InternalHint)
 		return f.List
 	}
 	if o.Namespace != "" {
@@ -99,7 +99,7 @@ func protocol(f *kube.Findings, path string, p *cnp.Protocol, raw any) {
 	emptyName = emptyName && p.DestinationNamedPort == ""
 	switch {
 	case emptyName:
-		f.Error(path+".destinationNamedPort", "the port name is empty", "")
+		f.Error(path+".destinationNamedPort", "the port name is empty", "write the name of a container port")
 	case len(set) == 0:
 		f.Error(path, "the item names no protocol", one)
 	case len(set) > 1:

@@ -47,7 +47,7 @@ func (Dialect) Validate(o *api.Object) diag.List {
 				"write `ingress: []` or `egress: []` to isolate a direction")
 		}
 	default:
-		v.Error("", fmt.Sprintf("not a %s but a %T", o.Kind.Kind, o.Value), "")
+		v.Error("", fmt.Sprintf("not a %s but a %T", o.Kind.Kind, o.Value), kube.InternalHint)
 	}
 	return f.List
 }

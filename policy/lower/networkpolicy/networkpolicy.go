@@ -58,6 +58,7 @@ func (Dialect) Lower(objs []*api.Object, inv *inventory.Snapshot) (rule.Set, dia
 				File: ns.File, Object: api.Ref{Kind: "Namespace", Name: ns.Name},
 				Path:    "metadata.annotations[\"" + NamespaceLogging + "\"]",
 				Message: "neither \"true\" nor \"false\": logging stays off",
+				Hint:    `write "true" or "false"`,
 			})
 		}
 	}

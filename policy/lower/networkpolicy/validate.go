@@ -18,12 +18,12 @@ func (Dialect) Validate(o *api.Object) diag.List {
 	f := &kube.Findings{Object: o}
 	p, ok := o.Value.(*networkingv1.NetworkPolicy)
 	if !ok {
-		f.Error("", fmt.Sprintf("not a NetworkPolicy but a %T", o.Value), "")
+		f.Error("", fmt.Sprintf("not a NetworkPolicy but a %T", o.Value), kube.InternalHint)
 		return f.List
 	}
 	kube.ParseSettings(f)
 	if o.Namespace == "" {
-		f.Error("metadata.namespace", "a NetworkPolicy belongs to a namespace", "")
+		f.Error("metadata.namespace", "a NetworkPolicy belongs to a namespace", "write metadata.namespace")
 	}
 	kube.CheckSelector(f, "spec.podSelector", &p.Spec.PodSelector)
 	checkTypes(f, &p.Spec)

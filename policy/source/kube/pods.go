@@ -206,6 +206,7 @@ func (s *pods) findings() diag.List {
 				l.Warnings = append(l.Warnings, diag.Diagnostic{
 					Object: api.Ref{Kind: "Pod", Namespace: n.namespace, Name: n.name}, Path: "status.podIPs",
 					Message: fmt.Sprintf("address %s is also that of pod %s/%s, which is taken to have it", a, c.name.namespace, c.name.name),
+					Hint:    "nothing, while one of them is ending; else see which of them has the address, and delete the other",
 				})
 			}
 		}

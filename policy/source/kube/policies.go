@@ -86,7 +86,7 @@ func decodePolicy(d *decode.Decoder, kind api.Kind, n objectName, data []byte, s
 			item.object.Raw = nil
 		}
 	case len(found.Errors) == 0: // a warning for what the decoder thinks is no policy
-		found.Errors = []diag.Diagnostic{{Message: "the object cannot be read as " + kind.GVK()}}
+		found.Errors = []diag.Diagnostic{{Message: "the object cannot be read as " + kind.GVK(), Hint: "see that apiVersion and kind are right, and write the object anew"}}
 		fallthrough
 	default:
 		item.object = &api.Object{Kind: kind, Namespace: item.namespace, Name: item.name, Problems: found.Errors}

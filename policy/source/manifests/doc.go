@@ -18,7 +18,7 @@
 // Besides everything package decode refuses: a file without an object (an editor
 // that truncates before it writes would otherwise switch a wall off for a
 // moment), a directory without a file, a file above [MaxFile] or all above
-// [MaxTotal], a file that is not a regular one, an object that is there twice.
+// [MaxTotal], a file that is not a regular one, a duplicate object.
 // A file of nothing but comments is meant, and is a warning.
 //
 // # How a change is noticed

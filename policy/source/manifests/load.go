@@ -99,14 +99,14 @@ func (r *run) walkErrors(path string, err error) {
 		if errors.As(e, &pe) {
 			file, message = pe.Path, pe.Err.Error()
 		}
-		r.fail(file, "cannot be read: "+message, "")
+		r.fail(file, "cannot be read: "+message, "see that the user who runs this may read it")
 	}
 }
 
 func (r *run) file(path string, info fs.FileInfo) {
 	switch {
 	case !info.Mode().IsRegular():
-		r.fail(path, "not a regular file", "") // reading a pipe would wait forever
+		r.fail(path, "not a regular file", "put plain files into the directory") // reading a pipe would wait forever
 		return
 	case info.Size() > MaxFile:
 		r.tooLarge(path, fmt.Sprintf("the file has %d bytes", info.Size()))
@@ -141,7 +141,7 @@ func (r *run) read(name string, in io.Reader) {
 	}
 	if r.total += int64(len(data)); r.total > MaxTotal {
 		if r.total-int64(len(data)) <= MaxTotal { // say it once
-			r.fail(name, fmt.Sprintf("all files together exceed the limit of %d MiB; this and later ones are not read", MaxTotal>>20), "")
+			r.fail(name, fmt.Sprintf("all files together exceed the limit of %d MiB; this and later ones are not read", MaxTotal>>20), "move what is not policy elsewhere")
 		}
 		return
 	}

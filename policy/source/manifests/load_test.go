@@ -115,7 +115,7 @@ func TestBroken(t *testing.T) {
 		{"binary.yaml", "a: \x00", "binary"},
 		{"10mb.yaml", "# " + strings.Repeat("x", 10_000_000-2), "the file has 10000000 bytes, the limit is 8388608 (8 MiB) (split it into several files)"},
 		{"10mib.json", `{"a":"` + strings.Repeat("x", 10<<20-8) + `"}`, "the file has 10485760 bytes"},
-		{"twice.yaml", policy("a") + "---\n" + policy("a"), "the object is there twice, first in " + filepath.Join(dir, "twice.yaml:1")},
+		{"twice.yaml", policy("a") + "---\n" + policy("a"), "duplicate object, first defined at " + filepath.Join(dir, "twice.yaml:1")},
 		{"address.yaml", pod("a") + "status: {podIP: x}", `"x" is not an IP address`},
 	} {
 		path := filepath.Join(dir, tc.name)

@@ -179,7 +179,7 @@ func (l *lowering) rule(d flow.Direction, index int, in *Rule) {
 			r.Peers, r.L4 = []rule.Peer{{Kind: rule.PeerAny}}, []rule.L4{rule.AnyL4}
 		}
 		if l.findings != nil {
-			l.findings.Warn(kube.At(rulePath(d, index)+"."+side(d), i), message, "")
+			l.findings.Warn(kube.At(rulePath(d, index)+"."+side(d), i), message, "update Tierwall, or write the peer with fields it knows")
 		}
 		break
 	}

@@ -107,7 +107,7 @@ func (v *checker) name(path, name string) {
 		return
 	}
 	if n := len([]rune(name)); n > maxName {
-		v.Error(path, fmt.Sprintf("the name has %d characters, at most %d are allowed", n, maxName), "")
+		v.Error(path, fmt.Sprintf("the name has %d characters, at most %d are allowed", n, maxName), "shorten it")
 	}
 	if first, ok := v.names[name]; ok {
 		v.Warn(path, fmt.Sprintf("rule name %q is already used by %s", name, strings.TrimSuffix(first, ".name")),
@@ -211,7 +211,7 @@ func (v *checker) keys(path string, keys []string) {
 	case keys != nil && len(keys) == 0:
 		v.Warn(path, "an empty list selects nothing", "list the label keys to compare")
 	case len(keys) > maxKeys:
-		v.Error(path, fmt.Sprintf("%d keys, at most %d are allowed", len(keys), maxKeys), "")
+		v.Error(path, fmt.Sprintf("%d keys, at most %d are allowed", len(keys), maxKeys), "use fewer labels, or one label that stands for them")
 	}
 	for i, k := range keys {
 		kube.CheckLabelKey(v.Findings, kube.At(path, i), k)
@@ -289,7 +289,7 @@ func checkDomainName(s string) (problem, hint string) {
 	}
 	for _, l := range labels {
 		if l == "" {
-			return "it has an empty label", ""
+			return "it has an empty label", "remove the extra dot"
 		}
 		for i := range len(l) {
 			c := l[i]
@@ -305,7 +305,7 @@ func checkDomainName(s string) (problem, hint string) {
 // CheckPortName reports a name that no container port can have.
 func CheckPortName(f *kube.Findings, path, name string) {
 	for _, msg := range validation.IsValidPortName(name) {
-		hint := ""
+		hint := kube.PortNameHint
 		if strings.Trim(name, "0123456789") == "" && name != "" {
 			hint = "write it as a number"
 		}
