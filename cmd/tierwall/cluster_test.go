@@ -254,6 +254,20 @@ func TestStatusLocal(t *testing.T) {
 	if r.code != 0 || !strings.Contains(r.out, "ready        yes") || !strings.Contains(r.out, "afxdp+nfqueue") {
 		t.Errorf("%+v", r)
 	}
+	// Policy kinds of other projects, which nobody enforces here.
+	two := 2
+	st.Source.NotUnderstood = []api.NotUnderstood{
+		{Group: "crd.projectcalico.org", Kind: "GlobalNetworkPolicy", Used: "yes", Objects: &two, Matters: true, Message: "the cluster has 2 objects of kind G", Hint: "rewrite it"},
+		{Group: "crd.projectcalico.org", Kind: "Tier", Used: "no", Message: "kind Tier is installed"},
+	}
+	r = tierwall(t, "", "status", "--local", "--address", address)
+	if r.code != 0 || !strings.Contains(r.out, "warning: the cluster has 2 objects of kind G (rewrite it)\nnote: kind Tier is installed\n") {
+		t.Errorf("%+v", r)
+	}
+	r = tierwall(t, "", "status", "--local", "--address", address, "-o", "json")
+	if r.code != 0 || !strings.Contains(r.out, `"notUnderstood"`) || !strings.Contains(r.out, `"objects": 2`) {
+		t.Errorf("%+v", r)
+	}
 	st.Ready, st.NotReady = false, "waiting for pods"
 	r = tierwall(t, "", "status", "--address", address) // no cluster: the local one
 	if r.code != cli.ExitFinding || !strings.Contains(r.out, "no: waiting for pods") {
@@ -278,12 +292,14 @@ func TestStatusTable(t *testing.T) {
 	}
 	wrong := ok("aaaaaaaaaaaaaaaa")
 	wrong.Policy.ErrorsTotal = 1
-	a := statusAnswer{Nodes: []nodeStatus{{Node: "n1", Status: ok("aaaaaaaaaaaaaaaa")}, {Node: "n2", Status: ok("bbbb")}, {Node: "n3", Error: "gone"}, {Node: "n4", Status: wrong}}}
+	foreign := ok("aaaaaaaaaaaaaaaa")
+	foreign.Source.NotUnderstood = []api.NotUnderstood{{Message: "the cluster has 1 object", Matters: true}, {Message: "nobody uses it"}}
+	a := statusAnswer{Nodes: []nodeStatus{{Node: "n1", Status: foreign}, {Node: "n2", Status: ok("bbbb")}, {Node: "n3", Error: "gone"}, {Node: "n4", Status: wrong}}}
 	var b strings.Builder
 	if err := a.write(&b, false, time.Now()); err != nil || a.bad() != 2 {
 		t.Fatal(err, a.bad())
 	}
-	for _, want := range []string{"n1   yes     nfqueue   aaaaaaaaaaaa ", "n3   unknown", "3 of 4 nodes enforce policy; not all the same one: there are 2 different"} {
+	for _, want := range []string{"n1   yes     nfqueue   aaaaaaaaaaaa ", "n3   unknown", "3 of 4 nodes enforce policy; not all the same one: there are 2 different", "\nwarning: the cluster has 1 object (n1)\n"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is not in\n%s", want, b.String())
 		}

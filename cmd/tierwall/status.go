@@ -156,27 +156,32 @@ func (a *statusAnswer) write(w io.Writer, wide bool, now time.Time) error {
 	return err
 }
 
-// writeErrors lists what is wrong, once for all nodes that say so.
+// writeErrors lists what is wrong, and policy kinds that are not enforced, once for
+// all nodes that say so.
 func (a *statusAnswer) writeErrors(b *strings.Builder) {
 	nodes := map[string][]string{}
 	var order []string
+	say := func(node, text string) {
+		if nodes[text] == nil {
+			order = append(order, text)
+		}
+		nodes[text] = append(nodes[text], node)
+	}
 	for i := range a.Nodes {
-		s := a.Nodes[i].Status
+		s, node := a.Nodes[i].Status, a.Nodes[i].Node
 		if s == nil {
 			continue
 		}
-		var texts []string
 		for _, d := range s.Policy.Errors {
-			texts = append(texts, d.String())
+			say(node, "error: "+d.String())
 		}
-		if !s.Ready && len(texts) == 0 {
-			texts = []string{oneLine(s.NotReady)}
+		if !s.Ready && len(s.Policy.Errors) == 0 {
+			say(node, "error: "+oneLine(s.NotReady))
 		}
-		for _, text := range texts {
-			if nodes[text] == nil {
-				order = append(order, text)
+		for _, n := range s.Source.NotUnderstood {
+			if n.Matters {
+				say(node, "warning: "+n.Message)
 			}
-			nodes[text] = append(nodes[text], a.Nodes[i].Node)
 		}
 	}
 	for _, text := range order {
@@ -185,7 +190,7 @@ func (a *statusAnswer) writeErrors(b *strings.Builder) {
 		if len(where) > 3 {
 			name = fmt.Sprintf("%s and %d more", name, len(where)-3)
 		}
-		fmt.Fprintf(b, "error: %s (%s)\n", text, name)
+		fmt.Fprintf(b, "%s (%s)\n", text, name)
 	}
 }
 
@@ -244,6 +249,13 @@ func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error 
 	}
 	if more := p.ErrorsTotal - len(p.Errors); more > 0 {
 		fmt.Fprintf(&b, "and %d more errors\n", more)
+	}
+	for _, n := range st.Source.NotUnderstood {
+		if n.Matters {
+			fmt.Fprintf(&b, "%s: %s (%s)\n", s.Yellow("warning"), n.Message, n.Hint)
+		} else {
+			fmt.Fprintf(&b, "%s: %s\n", s.Dim("note"), n.Message)
+		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

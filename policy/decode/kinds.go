@@ -44,12 +44,13 @@ func (r *reader) unknownKind(group, version, kind string) (p problem, isError bo
 		}
 	}
 	notEnforced := "this version does not enforce " + gvk
-	whose, hint, foreignPolicy := foreign.Find(group, kind)
+	match, foreignPolicy := foreign.Find(group, kind)
+	hint := match.Hint
 	k, like := r.sameName(group, kind)
 	switch {
-	case whose != "" && like:
+	case match.Project != "" && like:
 		return problem{path: "apiVersion", message: notEnforced, hint: hint}, true
-	case whose != "":
+	case match.Project != "":
 		return problem{path: "kind", message: notEnforced, hint: hint}, true
 	case like:
 		hint = "write apiVersion: " + apiVersion(k)
@@ -58,7 +59,7 @@ func (r *reader) unknownKind(group, version, kind string) (p problem, isError bo
 		}
 		return problem{path: "apiVersion", message: notEnforced, hint: hint}, true
 	case foreignPolicy:
-		return problem{path: "kind", message: notEnforced, hint: foreign.NoEquivalent}, true
+		return problem{path: "kind", message: notEnforced, hint: hint}, true
 	}
 	return problem{path: "kind", message: fmt.Sprintf("%s ignored: not used for policy", gvk)}, false
 }
@@ -68,7 +69,7 @@ func (r *reader) unknownKind(group, version, kind string) (p problem, isError bo
 func (r *reader) sameName(group, kind string) (best api.Kind, ok bool) {
 	bestD := 0
 	for _, k := range r.kinds {
-		_, _, policy := foreign.Find(k.Group, k.Kind)
+		_, policy := foreign.Find(k.Group, k.Kind)
 		if !strings.EqualFold(k.Kind, kind) || !policy && group != "" {
 			continue
 		}

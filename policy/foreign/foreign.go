@@ -10,7 +10,8 @@
 //
 // Service meshes' policies (Istio's AuthorizationPolicy, for one) are left out: the
 // mesh's proxies enforce them, whatever the network does. So are kinds that steer
-// packets and refuse none, such as egress gateways.
+// packets and refuse none, such as egress gateways, and those that controllers write
+// about policies, such as statistics.
 package foreign
 
 import (
@@ -54,7 +55,7 @@ var projects = []project{
 	{group: "network.openshift.io", name: "OpenShift SDN", words: []string{"EgressNetworkPolicy"}, hint: always(asNP + "with egress rules, " + removeIt)},
 	{group: "k8s.ovn.org", name: "OVN-Kubernetes", words: []string{"EgressFirewall"}, hint: always(asNP + "with egress rules, " + removeIt)},
 	{group: "networking.gke.io", name: "GKE", words: []string{"FQDNNetworkPolicy"}, hint: always(asAdmin + "with `domainNames`, " + removeIt)},
-	{group: "networking.k8s.aws", name: "Amazon VPC CNI", words: []string{"PolicyEndpoint", "NetworkPolicy"}, hint: always(asNP + removeIt)},
+	{group: "networking.k8s.aws", name: "Amazon VPC CNI", words: []string{"NetworkPolicy"}, hint: always(asNP + removeIt)},
 	{group: "vpcresources.k8s.aws", name: "Amazon VPC", words: []string{"SecurityGroupPolicy"}, hint: always(NoEquivalent)},
 	{group: "crd.nsx.vmware.com", name: "NSX", words: []string{"SecurityPolicy"}, hint: always(asNP + removeIt)},
 	{group: "kubeovn.io", name: "Kube-OVN", words: []string{"SecurityGroup"}, hint: always(asNP + removeIt)},
@@ -91,26 +92,39 @@ func cilium(kind string) string {
 	return NoEquivalent
 }
 
-// Find reports whether objects of a kind that Tierwall does not read decide which
-// connections are allowed, and says whose they are and what to write instead. Both
-// texts are empty for a kind that is known by its name alone.
-func Find(group, kind string) (whose, hint string, ok bool) {
-	for _, p := range projects {
-		if group != p.group && !strings.HasSuffix(group, "."+p.group) {
-			continue
-		}
-		part := func(words []string) bool {
-			return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(kind, w) })
-		}
-		if (len(p.words) == 0 || part(p.words)) && !part(p.not) {
-			return p.name, p.hint(kind), true
-		}
-	}
-	return "", "", strings.Contains(kind, "NetworkPolicy")
+// Match is a policy kind of another project.
+type Match struct {
+	Project string // "" for a kind that is known by its name alone
+	Hint    string // what to write instead
+	// Decides is set if its objects allow or deny by themselves, unlike tiers and
+	// sets of addresses, which policies use, and staged policies.
+	Decides bool
 }
 
-// MayHave reports whether a group or one of its subgroups can have policy kinds that
-// are found by their group.
-func MayHave(group string) bool {
-	return slices.ContainsFunc(projects, func(p project) bool { return group == p.group || strings.HasSuffix(group, "."+p.group) })
+// written ends the names of kinds that controllers write about policies.
+var written = []string{"Stats", "Status", "Evaluation", "Report"}
+
+// Find reports whether a kind is a policy kind of another project, among those that
+// Tierwall does not read.
+func Find(group, kind string) (Match, bool) {
+	part := func(words []string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(kind, w) })
+	}
+	if slices.ContainsFunc(written, func(w string) bool { return strings.HasSuffix(kind, w) }) {
+		return Match{}, false
+	}
+	decides := part([]string{"Policy", "Firewall", "SecurityGroup"}) && !strings.HasPrefix(kind, "Staged")
+	for _, p := range projects {
+		if within(group, p.group) && (len(p.words) == 0 || part(p.words)) && !part(p.not) {
+			return Match{p.name, p.hint(kind), decides}, true
+		}
+	}
+	return Match{Hint: NoEquivalent, Decides: decides}, strings.Contains(kind, "NetworkPolicy")
 }
+
+// MayHave reports whether a group can have policy kinds that are found by their group.
+func MayHave(group string) bool {
+	return slices.ContainsFunc(projects, func(p project) bool { return within(group, p.group) })
+}
+
+func within(group, of string) bool { return group == of || strings.HasSuffix(group, "."+of) }

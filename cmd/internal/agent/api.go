@@ -100,6 +100,18 @@ func (d *daemon) apiSource() api.Source {
 	}
 	st := d.cluster.source.Status()
 	s := api.Source{Kind: "kubernetes", Where: where, Synced: st.Synced, Snapshot: !st.Snapshot.IsZero()}
+	for i := range st.NotUnderstood {
+		n := &st.NotUnderstood[i]
+		d := n.Finding()
+		out := api.NotUnderstood{
+			Group: n.Group, Version: n.Version, Kind: n.Kind, Project: n.Project,
+			Used: n.Used(), Matters: n.Matters(), Message: d.Message, Hint: d.Hint,
+		}
+		if n.Objects >= 0 {
+			out.Objects = &n.Objects
+		}
+		s.NotUnderstood = append(s.NotUnderstood, out)
+	}
 	for _, r := range st.Resources {
 		if r.Error != "" {
 			s.Problem = fmt.Sprintf("%s: %s", r.Resource, r.Error)

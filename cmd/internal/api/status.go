@@ -78,6 +78,23 @@ type Source struct {
 	Snapshot bool `json:"snapshot,omitempty"`
 	// Problem is what keeps it from being read now.
 	Problem string `json:"problem,omitempty"`
+	// NotUnderstood are policy kinds that the cluster has and Tierwall does not
+	// enforce.
+	NotUnderstood []NotUnderstood `json:"notUnderstood,omitempty"`
+}
+
+// NotUnderstood is an installed policy kind of another project.
+type NotUnderstood struct {
+	Group   string `json:"group"`
+	Version string `json:"version"`
+	Kind    string `json:"kind"`
+	Project string `json:"project,omitempty"`
+	Used    string `json:"used"`              // are there objects: "yes", "no", "unknown"
+	Objects *int   `json:"objects,omitempty"` // absent if unknown
+	// Matters is set if there are, or may be, objects that decide about connections.
+	Matters bool   `json:"matters"`
+	Message string `json:"message"`
+	Hint    string `json:"hint"`
 }
 
 // Traffic are totals of packets since the daemon started.

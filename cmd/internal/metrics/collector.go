@@ -142,7 +142,7 @@ var all = []*prometheus.Desc{
 	auditEvents, auditRecords, auditDeduped, auditFolded, auditLost, auditUnresolved, auditLag, auditWindows, auditRotations, auditReopens,
 	auditReaders, auditSlow, verdicts, ruleHits,
 	generation, policyObjects, policyRules, policyIsolate, policyPods, policyErrors, policyWarnings, refusedObjects, lastAttempt, lastSuccess,
-	sourceSynced, sourceSnapshot, sourceObjects, sourceRequests, sourceErrors, sourceLists, sourceEvents, sourceContact,
+	sourceSynced, sourceSnapshot, sourceObjects, sourceRequests, sourceErrors, sourceLists, sourceEvents, sourceContact, notUnderstood,
 	dnsSets, dnsNames, dnsAddresses, dnsEvicted, dnsMessages, dnsHeld,
 }
 

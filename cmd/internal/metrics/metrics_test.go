@@ -106,6 +106,8 @@ func newFake() *fake {
 		source: kube.Status{Synced: true, Resources: []kube.ResourceStatus{
 			{Resource: "networkpolicies.networking.k8s.io", Objects: 9001, Requests: 9002, Lists: 9003, Events: 9004, Errors: 9005, LastContact: time.Unix(1767323050, 250e6)},
 			{Resource: "pods", Objects: 9006, Requests: 9007, Lists: 9008, Events: 9009, Errors: 9010, LastContact: time.Unix(1767323051, 0)},
+		}, NotUnderstood: []kube.NotUnderstood{
+			{Group: "crd.projectcalico.org", Kind: "GlobalNetworkPolicy", Objects: 9011}, {Group: "example.org", Kind: "TeamNetworkPolicy", Objects: kube.UnknownObjects},
 		}},
 		hits: []audit.Hit{
 			hit("NetworkPolicy", "shop", "db", 0, "", audit.Allow, 5), hit("NetworkPolicy", "shop", "db", 1, "", audit.Allow, 7),

@@ -12,6 +12,7 @@ var (
 	sourceErrors   = desc("kube_request_errors_total", "Lists and watches that failed, by resource.", "resource")
 	sourceLists    = desc("kube_lists_total", "Times everything of a resource was read.", "resource")
 	sourceEvents   = desc("kube_events_total", "Changes the API server told about, by resource.", "resource")
+	notUnderstood  = desc("policy_kinds_not_understood", "1 for each policy kind of another project that the cluster has and Tierwall does not enforce, by whether there are objects of it: yes, no, unknown.", "group", "kind", "used")
 	sourceContact  = desc("kube_last_contact_timestamp_seconds", "When the API server last said something about a resource, in seconds since the Unix epoch.", "resource")
 )
 
@@ -27,6 +28,10 @@ func (c *Collector) source(s sink, st kube.Status) {
 		s.counter(sourceLists, r.Lists, r.Resource)
 		s.counter(sourceEvents, r.Events, r.Resource)
 		s.gauge(sourceContact, seconds(r.LastContact), r.Resource)
+	}
+	for i := range st.NotUnderstood {
+		n := &st.NotUnderstood[i]
+		s.gauge(notUnderstood, 1, n.Group, n.Kind, n.Used())
 	}
 }
 

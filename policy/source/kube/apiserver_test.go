@@ -53,6 +53,12 @@ var kinds = map[string]struct {
 	"policy.networking.k8s.io/v1beta7/clusternetworkpolicies":  {"ClusterNetworkPolicy", false},
 	"crd.antrea.io/v1beta1/networkpolicies":                    {"NetworkPolicy", true},
 	"crd.antrea.io/v1alpha1/networkpolicies":                   {"NetworkPolicy", true},
+	"crd.projectcalico.org/v1/networkpolicies":                 {"NetworkPolicy", true},
+	"crd.projectcalico.org/v1/globalnetworkpolicies":           {"GlobalNetworkPolicy", false},
+	"crd.projectcalico.org/v1/tiers":                           {"Tier", false},
+	"projectcalico.org/v3/globalnetworkpolicies":               {"GlobalNetworkPolicy", false},
+	"example.org/v1/teamnetworkpolicies":                       {"TeamNetworkPolicy", true},
+	"example.org/v1/widgets":                                   {"Widget", true},
 	"crd.antrea.io/v1beta1/tiers":                              {"Tier", false},
 	"netpol.networking.k8s.io/v1alpha1/clusternetworkpolicies": {"ClusterNetworkPolicy", true}, // the wrong scope
 }
@@ -343,6 +349,11 @@ func (s *apiserver) list(w http.ResponseWriter, r *http.Request, resource, names
 		}
 	}
 	b := bookmarkOf(resource, s.version, false)
+	if limit, _ := strconv.Atoi(r.URL.Query().Get("limit")); limit > 0 && limit < len(items) && strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
+		b.meta()["remainingItemCount"] = len(items) - limit
+		b.meta()["continue"] = "more"
+		items = items[:limit]
+	}
 	list := map[string]any{"apiVersion": b["apiVersion"], "kind": kinds[resource].kind + "List", "metadata": b["metadata"], "items": items}
 	if strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
 		list["apiVersion"], list["kind"] = "meta.k8s.io/v1", "PartialObjectMetadataList"

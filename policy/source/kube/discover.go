@@ -16,6 +16,7 @@ import (
 
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/foreign"
 )
 
 // definitions is the resource whose objects say which policy APIs are installed.
@@ -23,7 +24,8 @@ import (
 // asked of API discovery.
 const definitions = "customresourcedefinitions.apiextensions.k8s.io"
 
-// defined is the sink of definitions: those of groups that have policy kinds.
+// defined is the sink of definitions: those of groups that have policy kinds, and
+// others' policy kinds by their name.
 type defined struct {
 	groups  map[string]bool
 	changed func()
@@ -57,8 +59,8 @@ func (d *defined) read(obj any) (any, error) {
 
 func (d *defined) set(item any) bool {
 	it := item.(*definedItem)
-	_, group, _ := strings.Cut(it.name, ".")
-	if d.groups[group] && d.names[it.name] != it.version {
+	plural, group, _ := strings.Cut(it.name, ".")
+	if (d.groups[group] || foreign.MayHave(group) || strings.Contains(plural, "networkpolic")) && d.names[it.name] != it.version {
 		d.names[it.name] = it.version
 		d.changed()
 	}
@@ -100,17 +102,25 @@ var lookAfter = []time.Duration{200 * time.Millisecond, time.Second, 3 * time.Se
 // discover follows which policy resources are served, and reads them.
 func (s *Source) discover(ctx context.Context, c *clients, wg *sync.WaitGroup) {
 	var again <-chan time.Time
+	recount := time.After(nextCount())
 	tries := 0
 	failing := ""
 	for {
+		countAll := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.rescan:
 			tries = 0
 		case <-again:
+		case <-recount:
+			countAll = true
+			recount = time.After(nextCount())
 		}
 		served, err := s.look(c.discover)
+		if err == nil {
+			s.counted(ctx, c, served.foreign, countAll)
+		}
 		switch {
 		case err != nil && ctx.Err() == nil && err.Error() != failing:
 			failing = err.Error()
@@ -137,6 +147,7 @@ type served struct {
 type serving struct {
 	kinds    []served
 	unserved []diag.Diagnostic
+	foreign  []NotUnderstood // not counted
 }
 
 // look asks which of the kinds are served. An error means that nobody knows.
@@ -152,16 +163,17 @@ func (s *Source) look(d discovery.DiscoveryInterface) (serving, error) {
 		known[group] = true
 	}
 	s.mu.Unlock()
-	return lookUp(d, s.cfg.Kinds, func(group string) bool { return builtIn(group) || known[group] })
+	return lookUp(d, s.cfg.Kinds, func(group string) bool { return builtIn(group) || known[group] },
+		func(group string) bool { return known[group] || mayDecide(group, false) })
 }
 
 // builtIn reports whether a group is the API server's own.
 func builtIn(group string) bool { return group == "networking.k8s.io" }
 
-// lookUp asks API discovery which of the kinds are served, in groups that may be.
-// Of several versions of a kind the first in kinds counts; objects are the same in
+// lookUp asks API discovery which of the kinds are served, in groups that may be, and
+// which policy kinds of others are in groups that decide. Of several versions of a kind the first in kinds counts; objects are the same in
 // all of them.
-func lookUp(d discovery.DiscoveryInterface, kinds []api.Kind, may func(group string) bool) (serving, error) {
+func lookUp(d discovery.DiscoveryInterface, kinds []api.Kind, may, decide func(group string) bool) (serving, error) {
 	var out serving
 	have := map[schema.GroupVersion]map[string]metav1.APIResource{}
 	other := map[groupKind][]string{} // versions served that are none of ours
@@ -233,6 +245,9 @@ func lookUp(d discovery.DiscoveryInterface, kinds []api.Kind, may func(group str
 			Hint:    "serve " + kinds[i].GVK(),
 		})
 	}
+	if list != nil {
+		out.foreign = foreignKinds(d, list.Groups, kinds, decide)
+	}
 	slices.SortFunc(out.unserved, func(a, b diag.Diagnostic) int { return strings.Compare(a.Message, b.Message) })
 	return out, nil
 }
@@ -276,8 +291,9 @@ func (s *Source) follow(ctx context.Context, c *clients, now serving, wg *sync.W
 		s.log.Info("policy API gone", "resource", f.resource, "objects", f.sink.len())
 		s.changedIf(f.sink.len() > 0)
 	}
-	if !slices.EqualFunc(s.unserved, now.unserved, diag.Diagnostic.Equal) {
-		s.unserved = now.unserved
+	s.sayForeign(now.foreign)
+	if !slices.EqualFunc(s.unserved, now.unserved, diag.Diagnostic.Equal) || !slices.Equal(s.foreign, now.foreign) {
+		s.unserved, s.foreign = now.unserved, now.foreign
 		s.changedIf(true)
 	}
 	s.resolved = true

@@ -78,11 +78,13 @@ func Read(ctx context.Context, config *rest.Config, opts ReadOptions) (
 		return nil, nil, diag.List{}, nil, err
 	}
 	r := reader{clients: c, opts: opts}
-	now, err := lookUp(c.discover, opts.Kinds, func(string) bool { return true })
+	now, err := lookUp(c.discover, opts.Kinds, func(string) bool { return true }, func(group string) bool { return mayDecide(group, true) })
 	if err != nil {
 		return nil, nil, diag.List{}, nil, err
 	}
 	findings.Warnings = append(findings.Warnings, now.unserved...)
+	c.count(ctx, now.foreign)
+	notUnderstood(now.foreign, &findings)
 
 	pods, namespaces, nodes, services := newPods(), newNamespaces(), newNodes(func(*corev1.Node) {}), newServices()
 	for _, w := range []struct {

@@ -76,6 +76,7 @@ type Source struct {
 	policies   map[groupKind]*policyFeed
 	resolved   bool // discovery has told once which policy resources there are
 	unserved   []diag.Diagnostic
+	foreign    []NotUnderstood
 	synced     bool
 	restored   *restored // from disk, until synced
 	readyDone  bool
@@ -265,6 +266,7 @@ func (s *Source) Follow(ctx context.Context) ([]*api.Object, *inventory.View, di
 		return s.restored.objects, s.restored.view, diag.List{Warnings: s.restored.findings()}
 	}
 	found := diag.List{Warnings: slices.Clone(s.unserved)}
+	notUnderstood(s.foreign, &found)
 	var parts [][]*api.Object
 	for _, f := range s.sortedPolicies() {
 		var part []*api.Object
@@ -374,6 +376,9 @@ type Status struct {
 	Snapshot time.Time
 	// Resources are sorted by name.
 	Resources []ResourceStatus
+	// NotUnderstood are policy kinds that are installed and that no dialect reads, by
+	// group and kind. Read only.
+	NotUnderstood []NotUnderstood
 }
 
 // ResourceStatus is what has been read of a resource. Counts are since the start.
@@ -397,7 +402,7 @@ type ResourceStatus struct {
 func (s *Source) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{Synced: s.synced, Waiting: s.waiting()}
+	st := Status{Synced: s.synced, Waiting: s.waiting(), NotUnderstood: s.foreign}
 	if s.restored != nil {
 		st.Snapshot = s.restored.time
 	}
