@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 
 	"github.com/vishvananda/netlink"
 )
@@ -113,8 +114,8 @@ func NewNode(c NodeConfig) (node *Node, err error) {
 	for _, s := range [][2]string{
 		{"net/ipv4/ip_forward", "1"},
 		{"net/ipv6/conf/all/forwarding", "1"},
-		{"net/ipv4/conf/all/rp_filter", "1"},
-		{"net/ipv4/conf/default/rp_filter", "1"},
+		{"net/ipv4/conf/all/rp_filter", reversePathFilter()},
+		{"net/ipv4/conf/default/rp_filter", reversePathFilter()},
 	} {
 		if err := n.NS.Sysctl(s[0], s[1]); err != nil {
 			return nil, err
@@ -298,4 +299,15 @@ func neighbours(a *NS, devA string, addrsA []netip.Addr, b *NS, devB string, add
 		errs = append(errs, b.Neigh(devB, ip, macA))
 	}
 	return errors.Join(errs...)
+}
+
+// RPFilterEnv names the environment variable with the nodes' reverse path filtering
+// (net.ipv4.conf.all.rp_filter): 0, 1 or 2. Without it nodes have 1, as distributions do.
+const RPFilterEnv = "TIERWALL_LAB_RP_FILTER"
+
+func reversePathFilter() string {
+	if v := os.Getenv(RPFilterEnv); v != "" {
+		return v
+	}
+	return "1"
 }
