@@ -79,6 +79,12 @@ func newKernel(t testing.TB, strict bool, change ...func(*ebpf.CollectionSpec)) 
 	for _, f := range change {
 		f(spec)
 	}
+	if !readsConnections() { // as loadNAT has it on such a kernel
+		set("nat", uint8(0))
+		if spec, err = withNAT(spec, false, strict); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if k.c, err = ebpf.NewCollection(spec); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,20 @@ import (
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
-var canRun = sync.OnceValue(func() error { _, err := Probe(); return err })
+var probed = sync.OnceValues(Probe)
+
+func canRun() error {
+	_, err := probed()
+	return err
+}
+
+// readsConnections reports whether this kernel lets programs read the connection of a
+// packet. Before Linux 6.4 it does not; a kernel that this fails on otherwise is caught
+// by TestConnectionsAreRead.
+func readsConnections() bool {
+	facts, err := probed()
+	return err == nil && strings.Contains(facts, "can be read")
+}
 
 // openPort is what the rig's policy allows to everybody; closedPort is denied.
 const openPort, closedPort = 8080, 9090

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 )
 
@@ -15,6 +16,24 @@ import (
 // One branch too many in the wrong place multiplies it; functions that are verified
 // apart (APART in bpf/kernel.h) keep it down.
 const mostVerified = 20_000
+
+// verifiedOn has what the largest program took on kernels it was tried on (.ci/kernels),
+// by series. Verifiers differ; a change that makes one of them look at a tenth more is
+// made knowingly, here.
+var verifiedOn = map[string]uint32{
+	"6.18": 11_932,
+}
+
+// mostOn bounds the instructions of one program on the running kernel.
+func mostOn(release string) uint32 {
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err == nil {
+		if n, ok := verifiedOn[fmt.Sprintf("%d.%d", major, minor)]; ok {
+			return n + n/10
+		}
+	}
+	return mostVerified
+}
 
 func TestVerificationIsShort(t *testing.T) {
 	nstest.Need(t, canRun)
@@ -37,8 +56,8 @@ func TestVerificationIsShort(t *testing.T) {
 					if !ok {
 						t.Skip("the kernel does not say what it verified (Linux 5.16)")
 					}
-					if n > mostVerified {
-						t.Errorf("%s: %d instructions verified, want %d at most", name, n, mostVerified)
+					if most := mostOn(dataplane.KernelRelease()); n > most {
+						t.Errorf("%s: %d instructions verified, want %d at most", name, n, most)
 					}
 					t.Logf("%s: %d", name, n)
 				}
