@@ -179,8 +179,7 @@
 // # What it needs
 //
 // Linux 6.6 (tcx; older ones have clsact) with AF_XDP and native XDP on veth, on amd64
-// (the socket library's rings have no memory barriers for others), and the
-// capabilities of docs/install.md. Probe finds out by doing. Pods must have a veth in
+// or arm64, and the capabilities of docs/install.md. Probe finds out by doing. Pods must have a veth in
 // the node's namespace, routed or on a bridge: those behind a macvlan or an SR-IOV
 // function are the nfqueue backend's. docs/compatibility.md has the table.
 //

@@ -7,12 +7,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/asavie/xdp"
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/xsk"
 )
 
 // yields is how often Recv looks again after a batch before it sleeps.
@@ -31,15 +31,15 @@ type driver struct {
 	nonce uint8
 	final bool // nothing judges after us (Config.Strict)
 
-	held [dataplane.BatchSize]xdp.Desc // the batch between Recv and Apply
+	held [dataplane.BatchSize]xsk.Desc // the batch between Recv and Apply
 	n    int                           // of them
 	meta [dataplane.BatchSize]meta
 	// answered is a bit per ID: the buffer holds the answer to a dropped packet.
 	answered uint32
 	devices  *ebpf.Map
 	*hostSet // the backend's
-	tx       [dataplane.BatchSize]xdp.Desc
-	free     [dataplane.BatchSize]xdp.Desc
+	tx       [dataplane.BatchSize]xsk.Desc
+	free     [dataplane.BatchSize]xsk.Desc
 	poll     [2]unix.PollFd
 	gone     bool // the upcall pair was removed
 
@@ -128,7 +128,7 @@ func (d *driver) Recv(b *dataplane.Batch) error {
 	d.refill(d.held[:d.n])
 	d.n, d.answered = 0, 0
 	err := d.receive(b)
-	if !d.caughtUp.Load() && d.sock.xsk.NumReceived() < dataplane.BatchSize {
+	if !d.caughtUp.Load() && d.sock.xsk.Received() < dataplane.BatchSize {
 		d.caughtUp.Store(true)
 	}
 
@@ -146,24 +146,24 @@ func (d *driver) receive(b *dataplane.Batch) error {
 	if err := d.sock.reclaim(); err != nil {
 		return err
 	}
-	xsk := d.sock.xsk
+	sock := d.sock.xsk
 	// Packets come in bursts: after one that was there, wait a moment for the
 	// next before going to sleep, which costs a wake-up and two switches. Whoever
 	// else wants the CPU has it meanwhile.
 	for range d.patience {
-		if xsk.NumReceived() > 0 {
+		if sock.Received() > 0 {
 			break
 		}
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 	d.patience = 0
-	if xsk.NumReceived() == 0 {
+	if sock.Received() == 0 {
 		d.poll[0].Revents, d.poll[1].Revents = 0, 0
 		if _, err := unix.Poll(d.poll[:], d.wait); err != nil && err != unix.EINTR {
 			return fmt.Errorf("poll the upcall pair: %w", err)
 		}
 	}
-	there := xsk.NumReceived()
+	there := sock.Received()
 	n := min(there, dataplane.BatchSize)
 	d.waiting = there - n
 	d.room.makeRoom(there)
@@ -173,8 +173,8 @@ func (d *driver) receive(b *dataplane.Batch) error {
 		return d.alive()
 	}
 	stray := d.free[:0]
-	for _, desc := range xsk.Receive(n) {
-		frame := xsk.GetFrame(desc)
+	for _, desc := range sock.Receive(n) {
+		frame := sock.Frame(desc)
 		m, ok := readMeta(frame, d.nonce)
 		if !ok { // the XDP program lets none through; a bug must not become a verdict
 			stray = append(stray, desc)
@@ -322,12 +322,12 @@ func (d *driver) carry(p *dataplane.Packet, s flowState) (send bool) {
 		if p.Real.Valid() && !m.Egress {
 			accept, fast = false, d.final
 		}
-		setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), accept, fast)
+		setMarks(d.sock.xsk.Frame(d.held[p.ID]), accept, fast)
 		if p.Remember && nameable(p) {
 			d.remember(p, s)
 		}
 	case p.Disposition == dataplane.DeferPacket && (!d.final && !m.Final || p.Onward):
-		setMarks(d.sock.xsk.GetFrame(d.held[p.ID]), false, d.final)
+		setMarks(d.sock.xsk.Frame(d.held[p.ID]), false, d.final)
 		if nameable(p) {
 			k, _ := makeFlowKey(d.name(p))
 			d.later.add(&k, &s)
@@ -350,7 +350,7 @@ func (d *driver) carry(p *dataplane.Packet, s flowState) (send bool) {
 	return true
 }
 
-func (d *driver) refill(descs []xdp.Desc) {
+func (d *driver) refill(descs []xsk.Desc) {
 	if len(descs) > 0 {
 		d.sock.xsk.Fill(descs)
 	}

@@ -5,9 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/asavie/xdp"
-
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/xsk"
 )
 
 var errNotHeld = errors.New("afxdp: an answer to a packet that is not there")
@@ -27,8 +26,8 @@ func (d *driver) Reject(p *dataplane.Packet, answer []byte) error {
 		return fmt.Errorf("answer on device %d: %w", m.Ifindex, err)
 	}
 	// Every buffer holds MaxAnswer bytes behind its headroom: see Config.FrameSize.
-	desc := xdp.Desc{Addr: d.held[p.ID].Addr, Len: uint32(len(answer))}
-	frame := d.sock.xsk.GetFrame(desc)
+	desc := xsk.Desc{Addr: d.held[p.ID].Addr, Len: uint32(len(answer))}
+	frame := d.sock.xsk.Frame(desc)
 	copy(frame, answer)
 	answerMeta(frame, m, &dev, d.nonce)
 	d.held[p.ID] = desc
