@@ -22,6 +22,7 @@ const mostVerified = 20_000
 // made knowingly, here.
 var verifiedOn = map[string]uint32{
 	"6.18": 11_932,
+	"7.3":  9_964,
 }
 
 // mostOn bounds the instructions of one program on the running kernel.
