@@ -226,6 +226,9 @@ func (t *Table) Endpoint(a flow.Addr) *rule.Endpoint {
 	return nil
 }
 
+// IsPod reports whether a known pod, of whatever node, has the address as its own.
+func (t *Table) IsPod(a flow.Addr) bool { return t.Endpoint(a) != nil }
+
 // NodeOf returns the node that has the address, or nil.
 func (t *Table) NodeOf(a flow.Addr) *rule.Node {
 	if rec := t.addrs.get(&a).rec; rec != nil {

@@ -3,6 +3,8 @@ package dataplane
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -417,33 +419,52 @@ func TestDecideEvents(t *testing.T) {
 	}
 }
 
-// TestSampling: malformed packets are reported once per second and kind, and the
-// reports add up to the packets.
+// TestSampling: packets that cannot be judged are reported once per second, kind and
+// pod, and the reports of each pod add up to its packets: a flood of one pod is not
+// counted as another's, and the last second of it is not forgotten.
 func TestSampling(t *testing.T) {
 	x := newBench(t, Config{})
-	short := Segment(t, a4, b4, Flags{SYN: true}, 1)[:30]
-	bad := Segment(t, a4, b4, Flags{SYN: true, FIN: true}, 1)
-	for range 1000 {
-		x.feed(Packet{Frame: short, Length: 40})
+	const quiet = "10.0.0.9"
+	a, q := flow.AddrFrom(netip.MustParseAddr("10.0.0.1")), flow.AddrFrom(netip.MustParseAddr(quiet))
+	x.e.Publish(&Stub{Gen: 1, Allowed: Never, Pods: map[flow.Addr]bool{a: true, q: true}})
+	bad := func(src string) Packet {
+		return Packet{Device: 3, Frame: Segment(t, src, b4, Flags{SYN: true, FIN: true}, 1)}
+	}
+	sent := map[string]uint64{}
+	for i := range 1000 {
+		x.feed(bad(a4))
+		sent["10.0.0.1"]++
+		if i%100 == 50 {
+			x.feed(bad(quiet + ":1"))
+			sent[quiet]++
+		}
+		if i%10 == 0 {
+			x.feed(bad(fmt.Sprintf("192.0.2.%d:1", 1+i%200)))
+			sent["nobody's"]++
+		}
 		x.now += int64(10 * time.Millisecond)
 	}
-	x.feed(Packet{Frame: bad})
-	var total uint64
-	ev := x.events()
-	for _, e := range ev[:len(ev)-1] {
-		if e.Problem != packet.Truncated || e.Cause != CauseProblem {
+	x.now += sampleEvery
+	x.w.expire(x.now) // as when nothing comes any more
+	got, events := map[string]uint64{}, 0
+	for _, e := range x.events() {
+		if e.Problem != packet.BadTCPFlags || e.Cause != CauseProblem {
 			t.Fatalf("event %+v", e)
 		}
-		total += e.Count
+		who := "nobody's"
+		if e.Key.Src == a || e.Key.Src == q {
+			who = e.Key.Src.Netip().String()
+		}
+		got[who] += e.Count
+		events++
 	}
-	if last := ev[len(ev)-1]; last.Problem != packet.BadTCPFlags || last.Count != 1 {
-		t.Errorf("another kind waits for nobody: %+v", last)
+	if !maps.Equal(got, sent) {
+		t.Errorf("reported %v, sent %v", got, sent)
 	}
-	// Ten seconds, one report at the start of each; 99 packets follow the last.
-	if len(ev) != 11 || total != 901 {
-		t.Errorf("%d events for %d packets, want 11 (10 seconds, 1 other kind) for 901", len(ev), total)
+	if events > 3*11 {
+		t.Errorf("%d events for three samples in ten seconds", events)
 	}
-	if s := x.e.Stats(); s.Problems[packet.Truncated] != 1000 || s.Problems[packet.BadTCPFlags] != 1 || s.Paths[DropProblem] != 1001 {
-		t.Errorf("counted %d and %d", s.Problems[packet.Truncated], s.Problems[packet.BadTCPFlags])
+	if s := x.e.Stats(); s.Problems[packet.BadTCPFlags] != 1110 || s.Paths[DropProblem] != 1110 {
+		t.Errorf("counted %d", s.Problems[packet.BadTCPFlags])
 	}
 }

@@ -24,6 +24,7 @@ type Classifier interface {
 	LookupVia(k flow.Key, via flow.Service) classifier.Decision
 	LookupMasked(k flow.Key) classifier.Decision
 	IsVIP(a flow.Addr) bool
+	IsPod(a flow.Addr) bool
 	UnknownLocal(k flow.Key) (src, dst bool)
 	Generation() uint64
 }

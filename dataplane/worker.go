@@ -3,6 +3,7 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -21,8 +22,6 @@ const (
 	// more, up to maxExpire times as many.
 	expireSlots = 512
 	maxExpire   = 16
-	// sampleEvery is the least distance between two events of the same problem.
-	sampleEvery = int64(time.Second)
 	// maxRecvFails is how many Recv failures in a row end a worker: with the
 	// growing pause between them about two seconds of a broken driver.
 	maxRecvFails = 10
@@ -43,7 +42,8 @@ type Worker struct {
 
 	batch      Batch
 	count      counters
-	sampled    [numSamples]sample
+	samples    [sampleSlots]sample
+	holding    bool             // a sample holds something
 	seen       conntrack.Packet // scratch: the packet being decided
 	rec        conntrack.Record // scratch: its connection's record, once found
 	event      Event            // scratch: the event being built
@@ -70,15 +70,6 @@ type Worker struct {
 	cutTotal  atomic.Uint64 // shared: worker and control goroutine add
 }
 
-// sample limits events of one kind.
-type sample struct {
-	next       int64  // engine time from which the next one may be reported
-	suppressed uint64 // not reported since the last one
-}
-
-// Samples are kept per problem and, after those, per cause.
-const numSamples = packet.NumProblems + int(CauseLost)
-
 func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
 	limits := e.cfg.Conntrack
 	limits.Worker = uint16(index) // connection ids are unique in the process
@@ -97,7 +88,10 @@ func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
 
 // run moves batches until the driver is closed (nil) or broken (its error).
 func (w *Worker) run(ctx context.Context) error {
-	defer w.ring.Flush()
+	defer func() {
+		w.releaseDue(math.MaxInt64 - sampleEvery)
+		w.ring.Flush()
+	}()
 	if d, ok := w.driver.(Bound); ok {
 		d.Bind()
 	}
@@ -128,8 +122,8 @@ func (w *Worker) run(ctx context.Context) error {
 			continue
 		}
 		if w.batch.N == 0 {
-			w.ring.Flush()
 			w.expire(w.engine.clock())
+			w.ring.Flush()
 			continue
 		}
 		w.process(&w.batch)
@@ -177,17 +171,18 @@ func (w *Worker) process(b *Batch) {
 				"backend", w.engine.backends[w.backend], "queue", w.queue, "error", err)
 		}
 	}
-	w.published.publish(&w.count, bucket)
-	w.ring.Flush()
 	if now-w.lastExpire >= expireEvery {
 		w.expire(now)
 	}
+	w.published.publish(&w.count, bucket)
+	w.ring.Flush()
 }
 
 func (w *Worker) expire(now int64) {
 	due := min(max((now-w.lastExpire)/expireEvery, 1), maxExpire)
 	w.lastExpire = now
 	w.conns.Expire(now, int(due)*expireSlots)
+	w.releaseDue(now)
 }
 
 // rejudgeAll re-evaluates the records of older generations that s's change
@@ -251,24 +246,6 @@ func (w *Worker) decided(p *Packet, s *snapshot, cause Cause, k flow.Key, d clas
 	}
 	e := w.prepare(p, s, cause, now)
 	e.Key, e.Egress, e.Ingress, e.Verdict, e.Conn, e.Forced = k, d.Egress, d.Ingress, d.Verdict, conn, forced
-	w.put()
-}
-
-// undecided reports a packet no table could decide, at most once per second and
-// kind; the event that is sent counts those that were not.
-func (w *Worker) undecided(p *Packet, s *snapshot, cause Cause, now int64) {
-	kind := packet.NumProblems + int(cause)
-	if cause == CauseProblem {
-		kind = int(p.Problem)
-	}
-	sm := &w.sampled[kind]
-	if now < sm.next {
-		sm.suppressed++
-		return
-	}
-	e := w.prepare(p, s, cause, now)
-	e.Count += sm.suppressed
-	*sm = sample{next: now + sampleEvery}
 	w.put()
 }
 
