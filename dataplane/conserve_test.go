@@ -77,6 +77,7 @@ func trafficMix(t testing.TB) []fake.In {
 	add(dataplane.Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, dataplane.Datagram(t, "10.0.0.1:1000", "10.0.0.9:53")))
 	add(dataplane.Message4(t, "10.0.0.9", "10.0.0.1", 3, 4, 0, []byte{0x45}))
 	add(dataplane.Message6(t, "fe80::1", "ff02::1", 134, 0, make([]byte, 12)))
+	add(dataplane.Message6(t, "fe80::1", "ff02::1", 135, 0, make([]byte, 20)))
 	add(dataplane.Datagram(t, "10.0.0.77:7", "10.0.0.9:53")) // unknown local
 	add(dataplane.Segment(t, "10.0.0.1:9", "10.96.0.1:80", dataplane.Flags{SYN: true}, 1))
 	add([]byte{0x45, 0, 0})

@@ -38,6 +38,10 @@ func (w *Worker) decide(p *Packet, s *snapshot, now int64) Path {
 		w.undecided(p, s, CauseProblem, now)
 		return DropProblem
 	}
+	if routersOnly(&h.Key) && !p.FromHost {
+		w.undecided(p, s, CauseForged, now)
+		return DropRouterMessage
+	}
 	if linkLocalSignal(&h.Key) {
 		return PassLinkLocal
 	}
@@ -320,7 +324,10 @@ func isEchoReply(k *flow.Key) bool {
 // The quote proves nothing: anybody can write one. An error about a connection
 // that nobody knows is a message like any other, judged by who sends it to whom;
 // or a pod that may be opened to by nobody could be sent anything, wrapped in an
-// error about a connection it might have opened.
+// error about a connection it might have opened. So is an error of a pod that is no end
+// of the connection: routers report what became of others' packets, and a pod is none.
+// What the quote says of TCP sequence numbers is left to the receiver (RFC 5927 §4.1),
+// because most segments pass in the kernel and no worker sees them.
 //
 // Errors are never remembered and leave no record when they pass: the
 // connection's own does.
@@ -330,7 +337,8 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 		w.undecided(p, s, CauseICMPInner, now)
 		return DropICMPInner
 	}
-	if rec, _, found := w.table(&inner).Lookup(inner, now); found {
+	stranger := w.stranger(p, s)
+	if rec, _, found := w.table(&inner).Lookup(inner, now); found && (!stranger || rec.Key.Src == p.Headers.Key.Src || rec.Key.Dst == p.Headers.Key.Src) {
 		w.rec = rec
 		if s.vouches(&w.rec, w.settled) || w.engine.cfg.Established == Keep && !s.passedOn(&w.rec.Key, w.settled) {
 			return PassRelated
@@ -343,7 +351,7 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 		return DeferRelated // the later hook may know the connection
 	}
 	k, via, host := p.Headers.Key, flow.Service{}, hostEnds(p, false)
-	if opened, known := w.quotes(p); known {
+	if opened, known := w.quotes(p); known && !stranger {
 		// The error travels against the quoted packet.
 		k, via, host = opened, p.Service, hostEnds(p, true)&hostSrc
 		if k != inner {
@@ -361,6 +369,20 @@ func (w *Worker) related(p *Packet, s *snapshot, now int64) Path {
 	}
 	w.decided(p, s, CauseICMPError, p.Headers.Key, d, 0, now)
 	return DropRelated
+}
+
+// stranger reports whether an ICMP error comes from a pod that is no end of the
+// connection it is about, as far as the quote shows.
+func (w *Worker) stranger(p *Packet, s *snapshot) bool {
+	src := p.Headers.Key.Src
+	if p.FromHost || src == p.Headers.Inner.Dst {
+		return false
+	}
+	if s.classifier.IsPod(src) {
+		return true
+	}
+	unknown, _ := s.classifier.UnknownLocal(p.Headers.Key)
+	return unknown && (w.host == nil || !w.host.IsHost(src))
 }
 
 // quotes reports whether the kernel remembers the connection that an ICMP error is
@@ -396,6 +418,21 @@ func linkLocalSignal(k *flow.Key) bool {
 		}
 	case flow.IGMP:
 		return k.Dst.Is4() && k.Dst[12] == 224 && k.Dst[13] == 0 && k.Dst[14] == 0 // 224.0.0.0/24
+	}
+	return false
+}
+
+// routersOnly reports whether the message is one that only a router may send, and only
+// to its own link: a redirect (RFC 792, RFC 4861 §4.5) or a router advertisement
+// (RFC 4861 §4.2). None that reaches a worker is from the pods' router, which is this
+// host: it would lead the receiver's traffic to whoever sent it.
+func routersOnly(k *flow.Key) bool {
+	const redirect, advertisement6, redirect6 = 5, 134, 137
+	switch typ := k.DstPort >> 8; k.Proto {
+	case flow.ICMP:
+		return typ == redirect
+	case flow.ICMPv6:
+		return typ == advertisement6 || typ == redirect6
 	}
 	return false
 }

@@ -129,6 +129,10 @@ func TestDecideFirst(t *testing.T) {
 		{"neighbour solicitation", Packet{Frame: Message6(t, "fd00::1", "ff02::1:ff00:1", 135, 0, make([]byte, 20))}, Never, PassLinkLocal, classifier.Allow, false, ""},
 		{"neighbour advertisement", Packet{Frame: Message6(t, "fe80::1", "fd00::1", 136, 0, make([]byte, 20))}, Never, PassLinkLocal, classifier.Allow, false, ""},
 		{"MLDv2 report", Packet{Frame: Message6(t, "fe80::1", "ff02::16", 143, 0, make([]byte, 4))}, Never, PassLinkLocal, classifier.Allow, false, ""},
+		{"router advertisement", Packet{Frame: Message6(t, "fe80::1", "ff02::1", 134, 0, make([]byte, 12))}, Always, DropRouterMessage, classifier.Drop, false, ""},
+		{"redirect, v6", Packet{Frame: Message6(t, "fe80::1", "fd00::1", 137, 0, make([]byte, 36))}, Always, DropRouterMessage, classifier.Drop, false, ""},
+		{"redirect, v6, of this host", Packet{FromHost: true, Frame: Message6(t, "fe80::1", "fd00::1", 137, 0, make([]byte, 36))}, Never, PassLinkLocal, classifier.Allow, false, ""},
+		{"redirect about a connection", Packet{Final: true, Related: true, Reply: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 5, 1, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, Always, DropRouterMessage, classifier.Drop, false, ""},
 		{"neighbour type, global addresses", Packet{Final: true, Frame: Message6(t, "fd00::1", "fd00::2", 135, 0, make([]byte, 20))}, Never, DropPolicy, classifier.Reject, false, "ICMPv6 fd00::1 > fd00::2 type 135 code 0"},
 		{"MLD type, site scope", Packet{Final: true, Frame: Message6(t, "fd00::1", "ff05::2", 143, 0, make([]byte, 4))}, Never, DropPolicy, classifier.Reject, false, "ICMPv6 fd00::1 > ff05::2 type 143 code 0"},
 		{"echo to a link-local address", Packet{Final: true, Frame: Message6(t, "fd00::1", "fe80::1", 128, 0, make([]byte, 4))}, Never, DropPolicy, classifier.Reject, false, "ICMPv6 fd00::1 > fe80::1 type 128 code 0"},
@@ -232,8 +236,8 @@ func TestDecideNotReady(t *testing.T) {
 		if path, _ := x.feed(Packet{Frame: syn[:10], Length: 10}); path != DropProblem {
 			t.Errorf("%v: malformed packet: %v", c.mode, path)
 		}
-		if path, _ := x.feed(Packet{Frame: Message6(t, "fe80::1", "ff02::1", 134, 0, make([]byte, 12))}); path != PassLinkLocal {
-			t.Errorf("%v: router advertisement: %v", c.mode, path)
+		if path, _ := x.feed(Packet{Frame: Message6(t, "fe80::1", "ff02::1", 135, 0, make([]byte, 20))}); path != PassLinkLocal {
+			t.Errorf("%v: neighbour solicitation: %v", c.mode, path)
 		}
 		// The first table judges what passed before it.
 		stub := &Stub{Gen: 1, Allowed: Never}

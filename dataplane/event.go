@@ -30,11 +30,14 @@ const (
 	CauseUnknownLocal
 	// CauseUnsolicited: an ICMP echo reply without a request.
 	CauseUnsolicited
+	// CauseForged: the packet says what its sender cannot have a right to say: it has
+	// another's address, or it is a router's redirect or advertisement.
+	CauseForged
 	// CauseLost: Event.Count events between Time and Last found the ring full.
 	CauseLost
 )
 
-var causeNames = [...]string{"policy", "malformed", "table-not-ready", "icmp-invalid-inner", "icmp-unrelated", "unknown-local", "unsolicited-reply", "lost"}
+var causeNames = [...]string{"policy", "malformed", "table-not-ready", "icmp-invalid-inner", "icmp-unrelated", "unknown-local", "unsolicited-reply", "forged", "lost"}
 
 // String returns the cause's name as printed in audit records and metrics.
 func (c Cause) String() string {

@@ -16,34 +16,35 @@ type Path uint8
 
 // Paths. Pass, Defer and Drop say what the driver was told.
 const (
-	PassNotIP        Path = iota // not IP: none of our business
-	PassLinkLocal                // neighbour discovery, MLD, IGMP: never forwarded
-	PassHit                      // known connection, decided by the current table
-	PassRejudged                 // known connection, allowed again by a newer table
-	PassKept                     // known connection of an older table, and Established is keep
-	PassNew                      // a new connection, allowed
-	PassRelated                  // ICMP error about an allowed connection, or allowed by itself
-	PassNotReady                 // no table yet, fail mode open
-	DeferFragment                // piece of a datagram: the hook behind defragmentation decides
-	DeferVIP                     // Service address: decided after DNAT
-	DeferDenied                  // denied here, but a later hook may know the connection
-	DeferRelated                 // ICMP error about a flow not known here
-	DeferNotReady                // no table yet, fail mode open, and a later hook exists
-	DropProblem                  // malformed or undecidable, see Stats.Problems
-	DropNotReady                 // no table yet, fail mode closed
-	DropPolicy                   // a new connection, denied
-	DropCut                      // a known connection, denied by a newer table
-	DropRelated                  // ICMP error about a denied connection, or denied by itself
-	DropICMPInner                // ICMP error that quotes too little, or a packet its receiver did not send
-	DropUnknownLocal             // one end is in this node's pod prefix, but no pod is known to have it
-	DropUnsolicited              // ICMP echo reply that nobody asked for
-	NumPaths         = int(DropUnsolicited) + 1
+	PassNotIP         Path = iota // not IP: none of our business
+	PassLinkLocal                 // neighbour discovery, MLD, IGMP: never forwarded
+	PassHit                       // known connection, decided by the current table
+	PassRejudged                  // known connection, allowed again by a newer table
+	PassKept                      // known connection of an older table, and Established is keep
+	PassNew                       // a new connection, allowed
+	PassRelated                   // ICMP error about an allowed connection, or allowed by itself
+	PassNotReady                  // no table yet, fail mode open
+	DeferFragment                 // piece of a datagram: the hook behind defragmentation decides
+	DeferVIP                      // Service address: decided after DNAT
+	DeferDenied                   // denied here, but a later hook may know the connection
+	DeferRelated                  // ICMP error about a flow not known here
+	DeferNotReady                 // no table yet, fail mode open, and a later hook exists
+	DropProblem                   // malformed or undecidable, see Stats.Problems
+	DropNotReady                  // no table yet, fail mode closed
+	DropPolicy                    // a new connection, denied
+	DropCut                       // a known connection, denied by a newer table
+	DropRelated                   // ICMP error about a denied connection, or denied by itself
+	DropICMPInner                 // ICMP error that quotes too little, or a packet its receiver did not send
+	DropUnknownLocal              // one end is in this node's pod prefix, but no pod is known to have it
+	DropUnsolicited               // ICMP echo reply that nobody asked for
+	DropRouterMessage             // redirect or router advertisement: a pod is no router
+	NumPaths          = int(DropRouterMessage) + 1
 )
 
 var pathNames = [NumPaths]string{
 	"not-ip", "link-local", "hit", "rejudged", "kept", "new", "related", "not-ready",
 	"fragment", "vip", "denied", "related", "not-ready",
-	"problem", "not-ready", "policy", "cut", "related", "icmp-inner", "unknown-local", "unsolicited",
+	"problem", "not-ready", "policy", "cut", "related", "icmp-inner", "unknown-local", "unsolicited", "router-message",
 }
 
 // dispositions is what each path tells the driver.

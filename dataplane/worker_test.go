@@ -26,7 +26,8 @@ func TestNoAllocations(t *testing.T) {
 		stale bool // make the records belong to an older table
 	}{
 		{name: "not ip", want: PassNotIP, p: Packet{L2: true, Frame: append(make([]byte, 12), 8, 6)}},
-		{name: "link local", want: PassLinkLocal, p: Packet{Frame: Message6(t, "fe80::1", "ff02::1", 134, 0, make([]byte, 12))}},
+		{name: "link local", want: PassLinkLocal, p: Packet{Frame: Message6(t, "fe80::1", "ff02::1", 135, 0, make([]byte, 20))}},
+		{name: "router advertisement", want: DropRouterMessage, p: Packet{Frame: Message6(t, "fe80::1", "ff02::1", 134, 0, make([]byte, 12))}},
 		{name: "hit", want: PassHit, p: Packet{Frame: Segment(t, a4, b4, ack, 1)}},
 		{name: "hit, reply", want: PassHit, p: Packet{Frame: Segment(t, b4, a4, ack, 1)}},
 		{name: "rejudged", want: PassRejudged, p: Packet{Frame: Segment(t, a4, b4, ack, 1)}, stale: true},

@@ -74,7 +74,10 @@ func ruleset(c Config, f features) []chain {
 	accept, ours := c.Marks.Accept, c.Marks.Accept|c.Marks.Reply
 	// The first rule is all that most packets meet. One of an accepted connection
 	// that has a mark of ours comes from the fast path.
-	known := ruleSpec{"accepted connection", join(ctMarkHas(accept), count(counterBypassed), markHasNot(ours), verdict(expr.VerdictAccept))}
+	known := ruleSpec{"accepted connection", join(ctMarkHas(accept), ctRelatedNot(), count(counterBypassed), markHasNot(ours), verdict(expr.VerdictAccept))}
+	// An error bears the mark of the connection it quotes, whoever sent it.
+	expected := ruleSpec{"expected by an accepted connection", join(ctMarkHas(accept), ctRelated(), transportIsNot(unix.IPPROTO_ICMP), transportIsNot(unix.IPPROTO_ICMPV6),
+		count(counterBypassed), markHasNot(ours), verdict(expr.VerdictAccept))}
 	passed := ruleSpec{"accepted by userspace or the fast path", join(markHas(accept), gotoChain("passed"))}
 	remember := ruleSpec{"the rest of the connection stays in the kernel", join(markHas(accept), setCtMark(accept))}
 	forget := ruleSpec{"our bits end here", setMark(^ours, 0)}
@@ -158,13 +161,13 @@ func ruleset(c Config, f features) []chain {
 	}
 	return append(chains,
 		chain{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: slices.Concat(first, []ruleSpec{
-			known, passed,
+			known, passed, expected,
 			// Between ports of a bridge, where bridge-nf-call-ip6tables is on: routing
 			// takes one off the hop limit before this hook.
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
 		}, perFamily("forward"))},
 		chain{name: "input", hook: nftables.ChainHookInput, priority: priorityJudge, rules: slices.Concat(first, []ruleSpec{
-			known, passed,
+			known, passed, expected,
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
 		}, perFamily("input"))},
 		chain{name: "output", hook: nftables.ChainHookOutput, priority: priorityJudge, rules: append([]ruleSpec{
@@ -256,6 +259,10 @@ func reject(typ uint32, code uint8) []expr.Any {
 
 func transportIs(proto byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, compare(expr.CmpOpEq, []byte{proto})}
+}
+
+func transportIsNot(proto byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, compare(expr.CmpOpNeq, []byte{proto})}
 }
 
 // markIs matches packets of whose mark the bits have this value.
@@ -373,6 +380,11 @@ func ctDirection(dir byte) []expr.Any {
 // among what the host sends, refusals of packets of it.
 func ctRelated() []expr.Any {
 	return []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: reg1}, masked(expr.CtStateBitRELATED, 0), compare(expr.CmpOpNeq, host32(0))}
+}
+
+// ctRelatedNot matches a connection's own packets.
+func ctRelatedNot() []expr.Any {
+	return []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: reg1}, masked(expr.CtStateBitRELATED, 0), compare(expr.CmpOpEq, host32(0))}
 }
 
 // ctZoned matches packets of a connection in another zone than the default one.

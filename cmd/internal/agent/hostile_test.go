@@ -16,6 +16,7 @@ import (
 	"github.com/tierwall/tierwall/cmd/internal/world"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/nstest/adversary"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
 
@@ -105,16 +106,16 @@ func TestHostile(t *testing.T) {
 			r.write("policy.yaml", onlyXWeb)
 			r.start()
 			victim := r.world.Host("y/b")
-			heard := openWire(t, victim.NS, nil)
+			heard := adversary.OpenWire(t, victim.NS, nil)
 			sent := 0
 			for _, from := range []string{"z/a", "x/a"} {
 				h := r.world.Host(from)
-				w := openWire(t, h.NS, r.nextHop(from, "y/b", c.topology))
+				w := adversary.OpenWire(t, h.NS, r.nextHop(from, "y/b", c.topology))
 				for _, family := range []int{4, 6} {
-					e := ends{h.Addr(family), victim.Addr(family)}
-					for _, s := range corpus(w, e, 80, 999) {
-						for _, f := range s.frames {
-							_ = w.frame(f) // some are too short for the kernel
+					e := adversary.Ends{Src: h.Addr(family), Dst: victim.Addr(family)}
+					for _, s := range adversary.Corpus(w, e, 80, 999) {
+						for _, f := range s.Frames {
+							_ = w.Frame(f) // some are too short for the kernel
 							sent++
 						}
 					}
@@ -124,8 +125,8 @@ func TestHostile(t *testing.T) {
 						}
 					}
 					time.Sleep(20 * time.Millisecond)
-					for _, b := range heard.take() {
-						if bytes.Contains(b, []byte(evil)) {
+					for _, b := range heard.Take() {
+						if bytes.Contains(b, []byte(adversary.Evil)) {
 							t.Errorf("%s > y/b IPv%d: arrived %x", from, family, b)
 						}
 					}
@@ -177,25 +178,25 @@ func TestForgedSources(t *testing.T) {
 			r.write("policy.yaml", allowFromX)
 			r.start()
 			x, victim := r.world.Host("x/a"), r.world.Host("y/b")
-			heard := openWire(t, victim.NS, nil)
+			heard := adversary.OpenWire(t, victim.NS, nil)
 			uplink, err := n.NS.MAC(netlab.Uplink)
 			if err != nil {
 				t.Fatal(err)
 			}
 			sent := map[string]string{} // by mark
-			for from, w := range map[string]*wire{
-				"z/a": openWire(t, r.world.Host("z/a").NS, r.nextHop("z/a", "y/b", "ptp")), "outside": openWire(t, n.Outside, uplink),
+			for from, w := range map[string]*adversary.Wire{
+				"z/a": adversary.OpenWire(t, r.world.Host("z/a").NS, r.nextHop("z/a", "y/b", "ptp")), "outside": adversary.OpenWire(t, n.Outside, uplink),
 			} {
 				for name, src := range map[string][2]netip.Addr{
 					"x/a": {x.Addr4, x.Addr6}, "the node": {n.Addr4, n.Addr6}, "the gateway": {n.Gateway4.Addr(), n.Gateway6.Addr()}, "y/b": {victim.Addr4, victim.Addr6},
 				} {
-					for _, e := range []ends{{src[0], victim.Addr4}, {src[1], victim.Addr6}} {
+					for _, e := range []adversary.Ends{{Src: src[0], Dst: victim.Addr4}, {Src: src[1], Dst: victim.Addr6}} {
 						mark := fmt.Sprintf("<%d>", len(sent))
-						sent[mark] = fmt.Sprintf("%s as %s to %v", from, name, e.dst)
+						sent[mark] = fmt.Sprintf("%s as %s to %v", from, name, e.Dst)
 						port := uint16(20000 + len(sent))
-						w.ip(e.packet(17, e.udp(port, 80, mark)))
-						w.ip(e.packet(6, e.tcp(port, 80, "S", mark)))
-						w.ip(e.packet(e.icmpProto(), e.icmp(map[bool]uint8{true: 8, false: 128}[e.src.Is4()], 0, uint32(port)<<16, []byte(mark))))
+						w.IP(e.Packet(17, e.UDP(port, 80, mark)))
+						w.IP(e.Packet(6, e.TCP(port, 80, "S", mark)))
+						w.IP(e.Packet(e.ICMPProto(), e.ICMP(map[bool]uint8{true: 8, false: 128}[e.Src.Is4()], 0, uint32(port)<<16, []byte(mark))))
 					}
 				}
 			}
@@ -203,7 +204,7 @@ func TestForgedSources(t *testing.T) {
 				t.Error("x/a itself is refused")
 			}
 			time.Sleep(20 * time.Millisecond)
-			for _, b := range heard.take() {
+			for _, b := range heard.Take() {
 				for mark, what := range sent {
 					if bytes.Contains(b, []byte(mark)) {
 						t.Errorf("%s: arrived", what)

@@ -1,4 +1,4 @@
-package agent
+package adversary
 
 import (
 	"encoding/binary"
@@ -17,14 +17,15 @@ import (
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
 
-// wire is a raw socket on a pod's device: it sends any frame and keeps what
+// Wire is a raw socket on a pod's device: it sends any frame and keeps what
 // arrives.
-type wire struct {
-	t         *testing.T
+type Wire struct {
+	t         testing.TB
 	fd        int
 	index     int
-	mac, peer net.HardwareAddr // the pod's own, and where it sends to
+	MAC, Peer net.HardwareAddr // the pod's own, and where it sends to
 	host      *os.File
+	hops      map[netip.Addr]net.HardwareAddr // who has an address on the same link
 	done      chan struct{}
 	mu        sync.Mutex
 	arrived   [][]byte
@@ -32,13 +33,13 @@ type wire struct {
 
 func networkOrder(v uint16) uint16 { return v<<8 | v>>8 }
 
-func openWire(t *testing.T, ns *netlab.NS, peer net.HardwareAddr) *wire {
+func OpenWire(t testing.TB, ns *netlab.NS, peer net.HardwareAddr) *Wire {
 	t.Helper()
 	link, err := ns.Link(netlab.PodDevice)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{t: t, index: link.Attrs().Index, mac: link.Attrs().HardwareAddr, peer: peer, done: make(chan struct{})}
+	w := &Wire{t: t, index: link.Attrs().Index, MAC: link.Attrs().HardwareAddr, Peer: peer, done: make(chan struct{})}
 	err = ns.Do(func() error {
 		if w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
@@ -68,7 +69,7 @@ func openWire(t *testing.T, ns *netlab.NS, peer net.HardwareAddr) *wire {
 	return w
 }
 
-func (w *wire) listen() {
+func (w *Wire) listen() {
 	defer close(w.done)
 	buf := make([]byte, 1<<17)
 	for {
@@ -84,8 +85,8 @@ func (w *wire) listen() {
 	}
 }
 
-// take returns what arrived since the last call.
-func (w *wire) take() [][]byte {
+// Take returns what arrived since the last call.
+func (w *Wire) Take() [][]byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	a := w.arrived
@@ -93,25 +94,38 @@ func (w *wire) take() [][]byte {
 	return a
 }
 
-// frame sends a whole frame.
-func (w *wire) frame(b []byte) error {
+// Frame sends a whole frame.
+func (w *Wire) Frame(b []byte) error {
 	return unix.Sendto(w.fd, b, 0, &unix.SockaddrLinklayer{Ifindex: w.index})
 }
 
-// ether wraps a payload.
-func (w *wire) ether(typ uint16, payload []byte) []byte {
-	b := append(append([]byte(nil), w.peer...), w.mac...)
+// Ether wraps a payload.
+func (w *Wire) Ether(typ uint16, payload []byte) []byte {
+	b := append(append([]byte(nil), w.Peer...), w.MAC...)
 	return append(binary.BigEndian.AppendUint16(b, typ), payload...)
 }
 
-// ip sends an IP packet.
-func (w *wire) ip(b []byte) {
-	w.t.Helper()
-	typ := uint16(0x0800)
-	if b[0]>>4 == 6 {
-		typ = 0x86dd
+// Beside says that an address is on the wire's link, and whose device has it. Packets
+// to others go to Peer.
+func (w *Wire) Beside(a netip.Addr, mac net.HardwareAddr) {
+	if w.hops == nil {
+		w.hops = map[netip.Addr]net.HardwareAddr{}
 	}
-	if err := w.frame(w.ether(typ, b)); err != nil {
+	w.hops[a] = mac
+}
+
+// IP sends an IP packet.
+func (w *Wire) IP(b []byte) {
+	w.t.Helper()
+	typ, dst := uint16(0x0800), b[16:20]
+	if b[0]>>4 == 6 {
+		typ, dst = 0x86dd, b[24:40]
+	}
+	frame := w.Ether(typ, b)
+	if to, ok := netip.AddrFromSlice(dst); ok && w.hops[to] != nil {
+		copy(frame, w.hops[to])
+	}
+	if err := w.Frame(frame); err != nil {
 		w.t.Errorf("send: %v", err)
 	}
 }
@@ -124,33 +138,33 @@ func serialise(ls ...gopacket.SerializableLayer) []byte {
 	return append([]byte(nil), buf.Bytes()...)
 }
 
-// ends is from whom to whom crafted packets go.
-type ends struct{ src, dst netip.Addr }
+// Ends is from whom to whom crafted packets go.
+type Ends struct{ Src, Dst netip.Addr }
 
-func (e ends) turned() ends { return ends{e.dst, e.src} }
+func (e Ends) Turned() Ends { return Ends{e.Dst, e.Src} }
 
-// packet puts an IP header around a transport segment.
-func (e ends) packet(proto uint8, segment []byte, mod ...func(*layers.IPv4, *layers.IPv6)) []byte {
-	l4 := &layers.IPv4{Version: 4, IHL: 5, TTL: 64, Id: uint16(time.Now().UnixNano()), Protocol: layers.IPProtocol(proto), SrcIP: e.src.AsSlice(), DstIP: e.dst.AsSlice()}
-	l6 := &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: layers.IPProtocol(proto), SrcIP: e.src.AsSlice(), DstIP: e.dst.AsSlice()}
+// Packet puts an IP header around a transport segment.
+func (e Ends) Packet(proto uint8, segment []byte, mod ...func(*layers.IPv4, *layers.IPv6)) []byte {
+	l4 := &layers.IPv4{Version: 4, IHL: 5, TTL: 64, Id: uint16(time.Now().UnixNano()), Protocol: layers.IPProtocol(proto), SrcIP: e.Src.AsSlice(), DstIP: e.Dst.AsSlice()}
+	l6 := &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: layers.IPProtocol(proto), SrcIP: e.Src.AsSlice(), DstIP: e.Dst.AsSlice()}
 	for _, m := range mod {
 		m(l4, l6)
 	}
-	if e.src.Is4() {
+	if e.Src.Is4() {
 		return serialise(l4, gopacket.Payload(segment))
 	}
 	return serialise(l6, gopacket.Payload(segment))
 }
 
-func (e ends) network() gopacket.NetworkLayer {
-	if e.src.Is4() {
-		return &layers.IPv4{Version: 4, TTL: 64, SrcIP: e.src.AsSlice(), DstIP: e.dst.AsSlice()}
+func (e Ends) network() gopacket.NetworkLayer {
+	if e.Src.Is4() {
+		return &layers.IPv4{Version: 4, TTL: 64, SrcIP: e.Src.AsSlice(), DstIP: e.Dst.AsSlice()}
 	}
-	return &layers.IPv6{Version: 6, SrcIP: e.src.AsSlice(), DstIP: e.dst.AsSlice()}
+	return &layers.IPv6{Version: 6, SrcIP: e.Src.AsSlice(), DstIP: e.Dst.AsSlice()}
 }
 
-// tcp is a segment with a right checksum.
-func (e ends) tcp(sport, dport uint16, flags string, data string, mod ...func(*layers.TCP)) []byte {
+// TCP is a segment with a right checksum.
+func (e Ends) TCP(sport, dport uint16, flags string, data string, mod ...func(*layers.TCP)) []byte {
 	l := &layers.TCP{SrcPort: layers.TCPPort(sport), DstPort: layers.TCPPort(dport), Seq: 1000, Ack: 1, Window: 1000}
 	for _, f := range flags {
 		switch f {
@@ -175,14 +189,14 @@ func (e ends) tcp(sport, dport uint16, flags string, data string, mod ...func(*l
 	return serialise(l, gopacket.Payload(data))
 }
 
-func (e ends) udp(sport, dport uint16, data string) []byte {
+func (e Ends) UDP(sport, dport uint16, data string) []byte {
 	l := &layers.UDP{SrcPort: layers.UDPPort(sport), DstPort: layers.UDPPort(dport)}
 	_ = l.SetNetworkLayerForChecksum(e.network())
 	return serialise(l, gopacket.Payload(data))
 }
 
-// icmp is an ICMP or ICMPv6 message, by the family: type, code, four bytes, data.
-func (e ends) icmp(typ, code uint8, rest uint32, data []byte) []byte {
+// ICMP is an ICMP or ICMPv6 message, by the family: type, code, four bytes, data.
+func (e Ends) ICMP(typ, code uint8, rest uint32, data []byte) []byte {
 	b := append([]byte{typ, code, 0, 0}, binary.BigEndian.AppendUint32(nil, rest)...)
 	b = append(b, data...)
 	sum := uint32(0)
@@ -195,9 +209,9 @@ func (e ends) icmp(typ, code uint8, rest uint32, data []byte) []byte {
 			}
 		}
 	}
-	if e.src.Is6() {
-		add(e.src.AsSlice())
-		add(e.dst.AsSlice())
+	if e.Src.Is6() {
+		add(e.Src.AsSlice())
+		add(e.Dst.AsSlice())
 		sum += uint32(len(b)) + 58
 	}
 	add(b)
@@ -208,28 +222,28 @@ func (e ends) icmp(typ, code uint8, rest uint32, data []byte) []byte {
 	return b
 }
 
-func (e ends) icmpProto() uint8 {
-	if e.src.Is4() {
+func (e Ends) ICMPProto() uint8 {
+	if e.Src.Is4() {
 		return 1
 	}
 	return 58
 }
 
-// pieces cuts an IP packet's payload into fragments that begin at the given
+// Pieces cuts an IP packet's payload into fragments that begin at the given
 // offsets (multiples of 8).
-func (e ends) pieces(proto uint8, id uint32, segment []byte, cuts ...int) (out [][]byte) {
+func (e Ends) Pieces(proto uint8, id uint32, segment []byte, cuts ...int) (out [][]byte) {
 	cuts = append(cuts, len(segment))
 	start := 0
 	for _, end := range cuts {
-		out = append(out, e.piece(proto, id, segment[start:end], start, end < len(segment)))
+		out = append(out, e.Piece(proto, id, segment[start:end], start, end < len(segment)))
 		start = end
 	}
 	return out
 }
 
-func (e ends) piece(proto uint8, id uint32, data []byte, offset int, more bool) []byte {
-	if e.src.Is4() {
-		return e.packet(proto, data, func(l *layers.IPv4, _ *layers.IPv6) {
+func (e Ends) Piece(proto uint8, id uint32, data []byte, offset int, more bool) []byte {
+	if e.Src.Is4() {
+		return e.Packet(proto, data, func(l *layers.IPv4, _ *layers.IPv6) {
 			l.Id, l.FragOffset = uint16(id), uint16(offset/8)
 			if more {
 				l.Flags = layers.IPv4MoreFragments
@@ -242,5 +256,5 @@ func (e ends) piece(proto uint8, id uint32, data []byte, offset int, more bool) 
 		h[3] |= 1
 	}
 	binary.BigEndian.PutUint32(h[4:], id)
-	return e.packet(44, append(h, data...))
+	return e.Packet(44, append(h, data...))
 }

@@ -1,0 +1,215 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/nstest/adversary"
+	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
+)
+
+// fieldPolicy is what package adversary's rows are about: y/b lets in x/a alone, and x/a
+// nobody.
+const fieldPolicy = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: from-x, namespace: y}
+spec:
+  podSelector: {matchLabels: {pod: b}}
+  ingress:
+  - from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: x}}, podSelector: {matchLabels: {pod: a}}}]
+    ports: [{protocol: UDP, port: 80}, {protocol: TCP, port: 80}]
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: nobody, namespace: x}
+spec:
+  podSelector: {matchLabels: {pod: a}}
+  ingress: []
+`
+
+// grounds are where attacks are tried: every dataplane, pods routed and on a bridge.
+var grounds = []struct{ topology, dataplane string }{
+	{"ptp", "nfqueue"}, {"ptp", "afxdp"}, {"ptp", "auto"},
+	{"bridge", "nfqueue"}, {"bridge", "afxdp"}, {"bridge", "auto"},
+}
+
+// fieldRig is a daemon's world with package adversary's field in it.
+type fieldRig struct {
+	*rig
+	*adversary.Field
+	conns   []net.Conn        // of others, which must live
+	dropped map[string]uint64 // frames of the attacker by Attack.Reason
+}
+
+func newFieldRig(t *testing.T, topology, dataplane string) *fieldRig {
+	t.Helper()
+	f := &fieldRig{rig: hostileRig(t, dataplane, topology), dropped: map[string]uint64{}, Field: &adversary.Field{
+		ServerPort: 80, UDPPort: map[int]uint16{}, TCPPort: map[int]uint16{}, FarPort: map[int]uint16{},
+	}}
+	if topology == "bridge" && dataplane != "afxdp" {
+		// As Kubernetes asks for: or what stays on the bridge meets no hook of nfqueue's.
+		for _, family := range []string{"iptables", "ip6tables"} {
+			nstest.Need(t, func() error { return f.world.Node.NS.Sysctl("net/bridge/bridge-nf-call-"+family, "1") })
+		}
+	}
+	f.conf.AFXDP.UpcallRate = -1
+	f.write("policy.yaml", fieldPolicy)
+	f.start()
+	party := func(name string, peer net.HardwareAddr) *adversary.Party {
+		h := f.world.Host(name)
+		return &adversary.Party{Name: name, Addr4: h.Addr4, Addr6: h.Addr6, NS: h.NS, Wire: adversary.OpenWire(t, h.NS, peer)}
+	}
+	uplink, err := f.world.Node.NS.MAC(netlab.Uplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Attacker = party("z/a", f.gateway("z/a", topology))
+	f.Client, f.Server, f.Outside = party("x/a", nil), party("y/b", nil), party("outside", uplink)
+	for _, family := range []int{4, 6} {
+		if topology == "bridge" {
+			for _, p := range []*adversary.Party{f.Client, f.Server} {
+				f.Attacker.Wire.Beside(p.Addr(family), p.Wire.MAC)
+			}
+		}
+		port := func(network, to string) uint16 {
+			c := f.dial(network, "x/a", to, family)
+			if to != "outside" { // routers may say that this one ends
+				f.conns = append(f.conns, c)
+			}
+			return netip.MustParseAddrPort(c.LocalAddr().String()).Port()
+		}
+		f.UDPPort[family], f.TCPPort[family], f.FarPort[family] = port("udp", "y/b"), port("tcp", "y/b"), port("udp", "outside")
+	}
+	return f
+}
+
+// gateway is the link-layer address of a pod's gateway.
+func (r *rig) gateway(pod, topology string) net.HardwareAddr {
+	r.t.Helper()
+	dev := "cni0"
+	if topology == "ptp" {
+		dev = r.world.Node.Pod(pod).HostDevice
+	}
+	mac, err := r.world.Node.NS.MAC(dev)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return mac
+}
+
+// try sends rows and looks for them at everybody but who sent them.
+func (f *fieldRig) try(rows []adversary.Attack, topology, dataplane string) {
+	t := f.t
+	t.Helper()
+	type shot struct {
+		what    string
+		from    *adversary.Party
+		arrives bool
+	}
+	shots := map[string]shot{} // by mark
+	parties := []*adversary.Party{f.Attacker, f.Client, f.Server, f.Outside}
+	for i := range rows {
+		a := &rows[i]
+		if a.Skip != nil && a.Skip(dataplane, topology) != "" {
+			continue
+		}
+		for _, family := range []int{4, 6} {
+			if len(a.Families) > 0 && !slices.Contains(a.Families, family) {
+				continue
+			}
+			mark := fmt.Sprintf("<%04d>", len(shots))
+			shots[mark] = shot{fmt.Sprintf("IPv%d %s", family, a.Name), a.Sender(f.Field), a.Arrives}
+			n := a.Send(f.Field, family, mark)
+			if n == 0 {
+				t.Errorf("%s: sends nothing", shots[mark].what)
+			}
+			if a.Reason != "" && a.Sender(f.Field) == f.Attacker {
+				f.dropped[a.Reason] += uint64(n)
+			}
+		}
+	}
+	// What was sent before has been judged when these come back.
+	for _, c := range f.conns {
+		if !alive(c) {
+			t.Errorf("%s: a connection of others ended", c.LocalAddr())
+		}
+	}
+	time.Sleep(20 * time.Millisecond)
+	seen := map[string]bool{}
+	for _, p := range parties {
+		for _, b := range p.Wire.Take() {
+			for mark, s := range shots {
+				if s.from == p || !bytes.Contains(b, []byte(mark)) {
+					continue
+				}
+				if !s.arrives && !seen[mark] {
+					t.Errorf("%s: arrived at %s: %x", s.what, p.Name, b)
+				}
+				seen[mark] = true
+			}
+		}
+	}
+	for mark, s := range shots {
+		if s.arrives && !seen[mark] {
+			t.Errorf("%s: did not arrive", s.what)
+		}
+	}
+}
+
+// recorded fails the test for drops of the rows that the audit log does not tell, once
+// the daemon has stopped.
+func (f *fieldRig) recorded() {
+	t := f.t
+	t.Helper()
+	log, err := os.ReadFile(f.conf.Audit.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]uint64{} // packets by reason
+	for line := range bytes.Lines(log) {
+		var r struct {
+			Kind, Verdict, Reason string
+			Source                *struct{ IP netip.Addr }
+			Count                 uint64
+		}
+		if err := json.Unmarshal(line, &r); err != nil {
+			t.Fatal(err)
+		}
+		if r.Source == nil || r.Verdict == "Allow" || r.Source.IP != f.Attacker.Addr4 && r.Source.IP != f.Attacker.Addr6 {
+			continue
+		}
+		if r.Reason == "" || r.Kind == "flow" {
+			r.Reason = adversary.Policy
+		}
+		got[r.Reason] += max(r.Count, 1)
+	}
+	for reason, n := range f.dropped {
+		if got[reason] != n {
+			t.Errorf("the audit log has %d packets of the attacker for reason %q, want %d", got[reason], reason, n)
+		}
+	}
+}
+
+// onGrounds runs rows on every ground.
+func onGrounds(t *testing.T, rows []adversary.Attack) {
+	for _, g := range grounds {
+		t.Run(g.topology+"/"+g.dataplane, func(t *testing.T) {
+			f := newFieldRig(t, g.topology, g.dataplane)
+			f.try(rows, g.topology, g.dataplane)
+			f.stop(syscall.SIGTERM)
+			f.recorded()
+		})
+	}
+}
+
+// A pod that is no end of a connection says that something is wrong with it.
+func TestICMPErrorsOfThirdPods(t *testing.T) { onGrounds(t, adversary.ICMPErrors()) }
