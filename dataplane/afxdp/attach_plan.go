@@ -24,6 +24,17 @@ type scene struct {
 type known struct {
 	locals map[netip.Addr]bool
 	cidrs  []netip.Prefix
+	// pods are devices that were pods' before. They stay pods' until they are gone:
+	// a pod that policy forgets may still run.
+	pods map[int]bool
+}
+
+// leadsToPod reports whether a device is a pod's for sure, known or not: it was one, or
+// a host route into the pods' networks leads to it.
+func (k *known) leadsToPod(index int, hosts []netip.Addr) bool {
+	return k.pods[index] || slices.ContainsFunc(hosts, func(a netip.Addr) bool {
+		return slices.ContainsFunc(k.cidrs, func(p netip.Prefix) bool { return p.Contains(a) })
+	})
 }
 
 // near reports whether a network holds pods of this node.
@@ -64,8 +75,8 @@ type localPod struct{ Ifindex uint32 }
 
 // makePlan decides from the state alone. A device is
 //
-//   - a pod's if a host route to a local pod leads to it, or if it is a port of a
-//     bridge that holds pods;
+//   - a pod's if a host route to a local pod, or into the pod CIDRs, leads to it, if it is
+//     a port of a bridge that holds pods, or if it was a pod's before;
 //   - perhaps a pod's if its other end is in another namespace, the pod CIDRs are
 //     known, and no route to a network elsewhere leads to it (an uplink's does).
 //
@@ -144,7 +155,7 @@ func (c *Config) place(s *scene, k *known, l netlink.Link, bridge netlink.Link, 
 		}
 	}
 	switch {
-	case len(pl.pods) > 0 || bridge != nil:
+	case len(pl.pods) > 0 || bridge != nil || k.leadsToPod(attrs.Index, s.hosts[attrs.Index]):
 		pl.guard.Flags = guardPod
 	case !c.candidate(l, k, s.nets[attrs.Index]):
 		return place{}, false

@@ -88,7 +88,7 @@ func (b *Backend) refresh() error {
 		}
 		b.scene, b.stale = s, false
 	}
-	p := b.config.makePlan(b.scene, known{b.locals, b.cidrs}, b.askPeer, func(a flow.Addr) uint32 { return b.pods.known[a].Ifindex })
+	p := b.config.makePlan(b.scene, known{b.locals, b.cidrs, b.podDevices()}, b.askPeer, func(a flow.Addr) uint32 { return b.pods.known[a].Ifindex })
 	b.reportTwice(p.twice)
 	errs = append(errs, b.setNodeAddresses(b.scene.own), b.ranges.set(p.cidrs), b.ports.set(p.ports), b.pods.set(p.pods))
 	for index, d := range b.devices {
@@ -116,6 +116,17 @@ func (b *Backend) refresh() error {
 	}
 	errs = append(errs, b.refreshExits(b.scene), b.refreshUplinks(b.scene))
 	return errors.Join(errs...)
+}
+
+// podDevices are those that the guard has as pods', be it from an earlier process.
+func (b *Backend) podDevices() map[int]bool {
+	pods := map[int]bool{}
+	for index, g := range b.guards.known {
+		if g.Flags&guardPod != 0 {
+			pods[int(index)] = true
+		}
+	}
+	return pods
 }
 
 // askPeer returns the addresses at the other end of a port of a bridge. Once a

@@ -179,10 +179,14 @@ func TestDevicesFollowRoutes(t *testing.T) {
 		t.Fatal(err)
 	}
 	nstest.Eventually(t, "the gone pod's device is released", func() bool { return r.attached() == 1 })
-	// No longer local: the programs go, the device stays.
+	// No longer known: whoever still runs there says nothing to anybody, in whatever name.
+	r.policy(allowAll)
+	open := nstest.Echo(t, r.Outside, "udp", r.Outside4, openPort)
+	nstest.Reach(t, a.NS, "udp", open.Addr)
 	r.update(t)
-	if n := programs(t, r.NS, a.HostDevice); n != r.exits() {
-		t.Errorf("%d programs on the device of a pod that is not ours", n)
+	nstest.Unreachable(t, a.NS, "udp", open.Addr)
+	if n := programs(t, r.NS, a.HostDevice); n != 2 {
+		t.Errorf("%d programs on the device of a pod that is not known any more, want 2", n)
 	}
 }
 

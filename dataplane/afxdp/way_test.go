@@ -59,9 +59,16 @@ func newWayRig(t *testing.T, ns *netlab.NS, change ...func(*ebpf.CollectionSpec)
 	return w
 }
 
-// home puts the destinations of all frames behind a device.
+// home puts the destinations of all frames behind a device; their sources are behind the
+// one they come from.
 func (w *wayRig) home(index uint32) {
 	w.t.Helper()
+	for _, ip := range []net.IP{src4, src6} {
+		a, _ := netip.AddrFromSlice(ip)
+		if err := w.c.Maps["local_pods"].Put(flow.AddrFrom(a), &localPod{Ifindex: w.from}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
 	for _, ip := range []net.IP{dst4, dst6} {
 		a, _ := netip.AddrFromSlice(ip)
 		if err := w.c.Maps["local_pods"].Put(flow.AddrFrom(a), &localPod{Ifindex: index}); err != nil {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,6 +45,7 @@ type Backend struct {
 	ns      netns.NsHandle
 	routes  *netlink.Handle
 	watch   *watch
+	devices *routeWatch
 	drivers []*driver
 	tags    *tags
 	ipvs    *ipvs
@@ -52,6 +54,10 @@ type Backend struct {
 
 	mu sync.Mutex // Stats and Learn may be called while Update or Close runs
 	cutter
+	// Where pods are, by the last table.
+	locals   []netip.Addr
+	prefixes []netip.Prefix
+
 	fw      *firewall
 	stats   dataplane.BackendStats
 	losses  *queueLosses
@@ -130,11 +136,17 @@ func (b *Backend) open() (err error) {
 	if err == nil {
 		b.watch, err = openWatch(nsFD(b.ns))
 	}
+	if err == nil {
+		b.devices, err = openRouteWatch(nsFD(b.ns))
+	}
 	if err == nil || b.fw.features.gate {
 		err = errors.Join(err, b.fw.open())
 	}
 	if b.watch != nil {
 		go b.watch.run(b.fw.port, b.restore)
+	}
+	if b.devices != nil {
+		go b.devices.run(b.followDevices)
 	}
 	return err
 }
@@ -160,6 +172,9 @@ func (b *Backend) release() error {
 	}
 	if b.watch != nil {
 		errs = append(errs, b.watch.close())
+	}
+	if b.devices != nil {
+		errs = append(errs, b.devices.close())
 	}
 	if b.fw != nil {
 		errs = append(errs, b.fw.close())
@@ -246,7 +261,16 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 
 // ask brings the sets up to date.
 func (b *Backend) ask(t Decider) error {
-	p := podsOf(t.Selected(), t.Locals(), t.LocalPrefixes())
+	locals, prefixes := t.Locals(), t.LocalPrefixes()
+	p := podsOf(t.Selected(), locals, prefixes)
+	p.devices = b.fw.pods.devices
+	if !slices.Equal(locals, b.locals) || !slices.Equal(prefixes, b.prefixes) {
+		var err error
+		if p.devices, err = podDevices(b.routes, locals, prefixes, p.devices); err != nil {
+			return fmt.Errorf("nfqueue: %w", err)
+		}
+		b.locals, b.prefixes = locals, prefixes
+	}
 	services := t.Services()
 	if without := len(services) > 0 && !b.fw.features.priority; without != b.unmatched {
 		if b.unmatched = without; without { // S2-102: said, not silently ignored

@@ -2,8 +2,10 @@ package nfqueue
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -37,12 +39,14 @@ type pods struct {
 	// local in the kernel's form: a range starts at one element and ends before
 	// the next.
 	local [2][]nftables.SetElement // per family
+	// devices are the indexes of those that pods' packets come in by.
+	devices map[uint32]struct{}
 	// services are the tags of Services that rules name.
 	services map[serviceKey]uint32
 }
 
 func noPods() pods {
-	return pods{selected: map[netip.Addr]struct{}{}, free: map[netip.Addr]struct{}{}}
+	return pods{selected: map[netip.Addr]struct{}{}, free: map[netip.Addr]struct{}{}, devices: map[uint32]struct{}{}}
 }
 
 // podsOf returns what the sets shall hold. A pod that no policy selects is of
@@ -269,7 +273,12 @@ func sets(t *nftables.Table) (all []*nftables.Set) {
 	for _, name := range []string{setSelected, setFree, setLocal} {
 		all = append(all, set(t, name, ipv4), set(t, name, ipv6))
 	}
-	return append(all, serviceMap(t, ipv4), serviceMap(t, ipv6))
+	return append(all, deviceSet(t), serviceMap(t, ipv4), serviceMap(t, ipv6))
+}
+
+// deviceSet returns the set of the pods' devices.
+func deviceSet(t *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: t, Name: setDevices, KeyType: nftables.TypeIFIndex}
 }
 
 // present reports whether our table is in the kernel.
@@ -291,6 +300,15 @@ func (f *firewall) installed() (pods, error) {
 	ok, err := f.present()
 	if err != nil || !ok {
 		return p, err
+	}
+	devices, err := f.conn.GetSetElements(deviceSet(tableRef()))
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return noPods(), fmt.Errorf("read set %s of the earlier table: %w", setDevices, err)
+	}
+	for _, e := range devices {
+		if len(e.Key) == 4 {
+			p.devices[binary.NativeEndian.Uint32(e.Key)] = struct{}{}
+		}
 	}
 	for i, v := range []family{ipv4, ipv6} {
 		for _, name := range []string{setSelected, setFree, setLocal} {
@@ -366,6 +384,22 @@ func (f *firewall) apply(p pods) error {
 // goes from one set to another is in one of them at every moment: the transaction
 // is one step.
 func (f *firewall) change(t *nftables.Table, old, p pods) error {
+	for _, c := range []struct {
+		do   func(*nftables.Set, []nftables.SetElement) error
+		a, b map[uint32]struct{}
+	}{{f.conn.SetAddElements, p.devices, old.devices}, {f.conn.SetDeleteElements, old.devices, p.devices}} {
+		var elements []nftables.SetElement
+		for _, index := range slices.Sorted(maps.Keys(c.a)) {
+			if _, ok := c.b[index]; !ok {
+				elements = append(elements, nftables.SetElement{Key: host32(index)})
+			}
+		}
+		for part := range slices.Chunk(elements, elementsPerMessage) {
+			if err := c.do(deviceSet(t), part); err != nil {
+				return err
+			}
+		}
+	}
 	for i, v := range []family{ipv4, ipv6} {
 		if !slices.EqualFunc(old.local[i], p.local[i], sameElement) {
 			s := set(t, setLocal, v)

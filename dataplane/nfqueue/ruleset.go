@@ -23,8 +23,10 @@ const (
 	setSelected = "selected"
 	setLocal    = "local"
 	setFree     = "free"
+	setDevices  = "devices" // of pods
 
-	chainJudge = "judge" // queues
+	chainJudge  = "judge"    // queues
+	chainDevice = "from-pod" // what came in by a pod's device
 
 	counterBypassed = "bypassed"
 	counterQueued   = "queued"
@@ -78,6 +80,7 @@ func ruleset(c Config, f features) []chain {
 	// An error bears the mark of the connection it quotes, whoever sent it.
 	expected := ruleSpec{"expected by an accepted connection", join(ctMarkHas(accept), ctRelated(), transportIsNot(unix.IPPROTO_ICMP), transportIsNot(unix.IPPROTO_ICMPV6),
 		count(counterBypassed), markHasNot(ours), verdict(expr.VerdictAccept))}
+	byPod := ruleSpec{"from a pod's device", join(cameByPod(), jumpChain(chainDevice))}
 	passed := ruleSpec{"accepted by userspace or the fast path", join(markHas(accept), gotoChain("passed"))}
 	remember := ruleSpec{"the rest of the connection stays in the kernel", join(markHas(accept), setCtMark(accept))}
 	forget := ruleSpec{"our bits end here", setMark(^ours, 0)}
@@ -128,6 +131,7 @@ func ruleset(c Config, f features) []chain {
 		}},
 		{name: chainJudge, rules: judgeRules(c, f)},
 		{name: "arrived", rules: arrived(c, f)},
+		{name: chainDevice, rules: fromPod(c, f)},
 		{name: "own", rules: own},
 		{name: "passed", rules: mine},
 	}...)
@@ -161,13 +165,13 @@ func ruleset(c Config, f features) []chain {
 	}
 	return append(chains,
 		chain{name: "forward", hook: nftables.ChainHookForward, priority: priorityJudge, rules: slices.Concat(first, []ruleSpec{
-			known, passed, expected,
+			known, passed, expected, byPod,
 			// Between ports of a bridge, where bridge-nf-call-ip6tables is on: routing
 			// takes one off the hop limit before this hook.
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
 		}, perFamily("forward"))},
 		chain{name: "input", hook: nftables.ChainHookInput, priority: priorityJudge, rules: slices.Concat(first, []ruleSpec{
-			known, passed, expected,
+			known, passed, expected, byPod,
 			{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
 		}, perFamily("input"))},
 		chain{name: "output", hook: nftables.ChainHookOutput, priority: priorityJudge, rules: append([]ruleSpec{
@@ -178,6 +182,29 @@ func ruleset(c Config, f features) []chain {
 		// bit: there the bit means a refusal.
 		chain{name: "output-save", hook: nftables.ChainHookOutput, priority: prioritySave, rules: []ruleSpec{remember, forget}},
 	)
+}
+
+// fromPod is for what came in by a pod's device, whatever its addresses say, before it is
+// sorted by these. What is accepted in the fast path, or of an accepted connection, does
+// not get here.
+func fromPod(c Config, f features) (rules []ruleSpec) {
+	forged := func(match ...[]expr.Any) []expr.Any {
+		return join(append(match, count(counterForged), verdict(expr.VerdictDrop))...)
+	}
+	rules = append(rules,
+		ruleSpec{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
+	)
+	if f.back && !c.AllowSpoofing {
+		for _, v := range []family{ipv4, ipv6} {
+			rules = append(rules, ruleSpec{"forged: not the pod's address", forged(v.is(), noWayBack())})
+		}
+	}
+	return rules
+}
+
+// cameByPod matches what came in by a pod's device.
+func cameByPod() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIF, Register: reg1}, &expr.Lookup{SourceRegister: reg1, SetName: setDevices}}
 }
 
 // arrived is for packets to be judged that came from outside this host. Policy goes

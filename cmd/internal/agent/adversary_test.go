@@ -8,10 +8,15 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/cmd/internal/world"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/adversary"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
@@ -38,8 +43,12 @@ spec:
 
 // grounds are where attacks are tried: every dataplane, pods routed and on a bridge.
 var grounds = []struct{ topology, dataplane string }{
-	{"ptp", "nfqueue"}, {"ptp", "afxdp"}, {"ptp", "auto"},
-	{"bridge", "nfqueue"}, {"bridge", "afxdp"}, {"bridge", "auto"},
+	{"ptp", "nfqueue"},
+	{"ptp", "afxdp"},
+	{"ptp", "auto"},
+	{"bridge", "nfqueue"},
+	{"bridge", "afxdp"},
+	{"bridge", "auto"},
 }
 
 // fieldRig is a daemon's world with package adversary's field in it.
@@ -48,6 +57,7 @@ type fieldRig struct {
 	*adversary.Field
 	conns   []net.Conn        // of others, which must live
 	dropped map[string]uint64 // frames of the attacker by Attack.Reason
+	node    *locals
 }
 
 func newFieldRig(t *testing.T, topology, dataplane string) *fieldRig {
@@ -64,6 +74,7 @@ func newFieldRig(t *testing.T, topology, dataplane string) *fieldRig {
 	f.conf.AFXDP.UpcallRate = -1
 	f.write("policy.yaml", fieldPolicy)
 	f.start()
+	f.node = listenAll(t, f.world.Node.NS)
 	party := func(name string, peer net.HardwareAddr) *adversary.Party {
 		h := f.world.Host(name)
 		return &adversary.Party{Name: name, Addr4: h.Addr4, Addr6: h.Addr6, NS: h.NS, Wire: adversary.OpenWire(t, h.NS, peer)}
@@ -74,9 +85,11 @@ func newFieldRig(t *testing.T, topology, dataplane string) *fieldRig {
 	}
 	f.Attacker = party("z/a", f.gateway("z/a", topology))
 	f.Client, f.Server, f.Outside = party("x/a", nil), party("y/b", nil), party("outside", uplink)
+	f.Bystander = party("x/b", nil)
+	f.Node = &adversary.Party{Name: "the node", Addr4: f.world.Node.Addr4, Addr6: f.world.Node.Addr6, NS: f.world.Node.NS}
 	for _, family := range []int{4, 6} {
 		if topology == "bridge" {
-			for _, p := range []*adversary.Party{f.Client, f.Server} {
+			for _, p := range []*adversary.Party{f.Client, f.Server, f.Bystander} {
 				f.Attacker.Wire.Beside(p.Addr(family), p.Wire.MAC)
 			}
 		}
@@ -116,7 +129,10 @@ func (f *fieldRig) try(rows []adversary.Attack, topology, dataplane string) {
 		arrives bool
 	}
 	shots := map[string]shot{} // by mark
-	parties := []*adversary.Party{f.Attacker, f.Client, f.Server, f.Outside}
+	heard := map[*adversary.Party]func() [][]byte{f.Node: f.node.take}
+	for _, p := range []*adversary.Party{f.Attacker, f.Client, f.Server, f.Outside, f.Bystander} {
+		heard[p] = p.Wire.Take
+	}
 	for i := range rows {
 		a := &rows[i]
 		if a.Skip != nil && a.Skip(dataplane, topology) != "" {
@@ -145,8 +161,8 @@ func (f *fieldRig) try(rows []adversary.Attack, topology, dataplane string) {
 	}
 	time.Sleep(20 * time.Millisecond)
 	seen := map[string]bool{}
-	for _, p := range parties {
-		for _, b := range p.Wire.Take() {
+	for p, take := range heard {
+		for _, b := range take() {
 			for mark, s := range shots {
 				if s.from == p || !bytes.Contains(b, []byte(mark)) {
 					continue
@@ -213,3 +229,100 @@ func onGrounds(t *testing.T, rows []adversary.Attack) {
 
 // A pod that is no end of a connection says that something is wrong with it.
 func TestICMPErrorsOfThirdPods(t *testing.T) { onGrounds(t, adversary.ICMPErrors()) }
+
+// locals are raw sockets that get what a host takes for its own, behind its firewall.
+type locals struct {
+	mu      sync.Mutex
+	arrived [][]byte
+}
+
+func listenAll(t *testing.T, ns *netlab.NS) *locals {
+	l := &locals{}
+	for _, s := range []struct{ family, proto int }{
+		{unix.AF_INET, 1},
+		{unix.AF_INET, 6},
+		{unix.AF_INET, 17},
+		{unix.AF_INET, 50},
+		{unix.AF_INET6, 58},
+		{unix.AF_INET6, 6},
+		{unix.AF_INET6, 17},
+		{unix.AF_INET6, 50},
+	} {
+		var file *os.File
+		if err := ns.Do(func() error {
+			fd, err := unix.Socket(s.family, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, s.proto)
+			file = os.NewFile(uintptr(fd), "raw")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			buf := make([]byte, 1<<16)
+			for {
+				n, err := file.Read(buf)
+				if err != nil {
+					return
+				}
+				l.mu.Lock()
+				l.arrived = append(l.arrived, append([]byte(nil), buf[:n]...))
+				l.mu.Unlock()
+			}
+		}()
+		t.Cleanup(func() {
+			file.Close()
+			<-done
+		})
+	}
+	return l
+}
+
+func (l *locals) take() [][]byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.arrived
+	l.arrived = nil
+	return a
+}
+
+// freeSources lets the node's routing take any source from anybody.
+func (f *fieldRig) freeSources() {
+	f.t.Helper()
+	n := f.world.Node
+	for _, dev := range []string{"all", "default", netlab.Uplink, n.Pod("z/a").HostDevice} {
+		if err := n.NS.Sysctl("net/ipv4/conf/"+dev+"/rp_filter", "0"); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	_ = n.NS.Sysctl("net/ipv4/conf/cni0/rp_filter", "0") // if there is a bridge
+}
+
+// A pod sends with addresses that are not its own: while policy knows it, and when
+// policy has forgotten it, or not heard of it yet, in its own name, too.
+func TestForeignSources(t *testing.T) {
+	for _, g := range grounds {
+		t.Run(g.topology+"/"+g.dataplane, func(t *testing.T) {
+			f := newFieldRig(t, g.topology, g.dataplane)
+			f.freeSources()
+			f.try(adversary.ForeignSources(), g.topology, g.dataplane)
+			inventory, err := world.Manifests()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var rest []string
+			for doc := range strings.SplitSeq(string(inventory), "---\n") {
+				if !strings.Contains(doc, "uid: demo-z-a") {
+					rest = append(rest, doc)
+				}
+			}
+			f.write("world.yaml", strings.Join(rest, "---\n"))
+			f.until("the pod is forgotten", func() bool {
+				return f.world.Host("z/a").NS.Probe("udp", f.to("outside", 4, 80), 50*time.Millisecond) != nil
+			})
+			f.try(adversary.ForeignSources(), g.topology, g.dataplane)
+			f.try(adversary.OwnSource(), g.topology, g.dataplane)
+			f.stop(syscall.SIGTERM)
+		})
+	}
+}

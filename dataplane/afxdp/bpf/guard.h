@@ -7,8 +7,8 @@
  * it is, so three kinds of devices carry them:
  *
  *	a pod's, whose addresses are known	everything is judged
- *	a pod's that we have not heard of yet	its address is in the node's pod CIDRs
- *						and nobody's: dropped
+ *	a pod's that we have not heard of yet,	whatever it sends is dropped; what goes to
+ *	or that is not known any more		it, if its address is in the node's pod CIDRs
  *	not a pod's (other container engines)	addresses outside the pod CIDRs: left alone
  *
  * guard_source runs on every packet from a device, before the flow map: what is
@@ -133,6 +133,10 @@ INLINE enum guarded guard_source(const struct guard *g, const struct address *sr
 		return l->ifindex == 0 || l->ifindex == ifindex || !anti_spoofing ? GUARD_JUDGE : GUARD_FORGED;
 	if (g->flags & GUARD_BOUND)
 		return GUARD_FORGED;
+	/* A pod that policy does not know, or does not any more, is one all the same: what
+	 * it sends is nobody's, whatever the address. */
+	if (g->flags & GUARD_POD && anti_spoofing && !pass_unknown)
+		return GUARD_UNKNOWN;
 	return guard_rest(g, src);
 }
 

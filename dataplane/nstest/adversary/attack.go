@@ -27,6 +27,7 @@ func (p *Party) Addr(family int) netip.Addr {
 // a UDP connection with Outside. Server lets in nobody but Client, and Client nobody.
 type Field struct {
 	Attacker, Client, Server, Outside *Party
+	Bystander, Node                   *Party // a pod that no policy is about; the node, which has no wire
 
 	ServerPort       uint16
 	UDPPort, TCPPort map[int]uint16 // of Client, by family: connections with Server
@@ -63,7 +64,7 @@ const Policy = "policy"
 
 // Attacks returns every row.
 func Attacks() (all []Attack) {
-	for _, list := range [][]Attack{ICMPErrors()} {
+	for _, list := range [][]Attack{ICMPErrors(), ForeignSources()} {
 		all = append(all, list...)
 	}
 	return all
