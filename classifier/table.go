@@ -229,6 +229,9 @@ func (t *Table) Endpoint(a flow.Addr) *rule.Endpoint {
 // IsPod reports whether a known pod, of whatever node, has the address as its own.
 func (t *Table) IsPod(a flow.Addr) bool { return t.Endpoint(a) != nil }
 
+// IsNode reports whether a node of the cluster has the address.
+func (t *Table) IsNode(a flow.Addr) bool { return t.NodeOf(a) != nil }
+
 // NodeOf returns the node that has the address, or nil.
 func (t *Table) NodeOf(a flow.Addr) *rule.Node {
 	if rec := t.addrs.get(&a).rec; rec != nil {

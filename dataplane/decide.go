@@ -38,7 +38,7 @@ func (w *Worker) decide(p *Packet, s *snapshot, now int64) Path {
 		w.undecided(p, s, CauseProblem, now)
 		return DropProblem
 	}
-	if routersOnly(&h.Key) && !p.FromHost {
+	if !p.FromHost && (routersOnly(&h.Key) || s != nil && fromDHCPServer(&h.Key) && s.classifier.IsPod(h.Key.Src)) {
 		w.undecided(p, s, CauseForged, now)
 		return DropRouterMessage
 	}
@@ -176,6 +176,10 @@ func (w *Worker) judge(s *snapshot, k flow.Key, via flow.Service, host uint8) (c
 			return classifier.Decision{Verdict: classifier.Drop}, CauseUnknownLocal
 		}
 	}
+	if w.tunnels != nil && w.tunnels.IsTunnel(k.Proto, k.DstPort) && s.classifier.IsPod(k.Src) &&
+		(host&hostDst != 0 || s.classifier.IsNode(k.Dst) || w.host != nil && w.host.IsHost(k.Dst)) {
+		return classifier.Decision{Verdict: classifier.Drop}, CauseTunnel
+	}
 	switch {
 	case host&masked != 0:
 		return s.classifier.LookupMasked(k), CausePolicy
@@ -187,7 +191,7 @@ func (w *Worker) judge(s *snapshot, k flow.Key, via flow.Service, host uint8) (c
 
 // denied reports a denial by judge.
 func (w *Worker) denied(p *Packet, s *snapshot, cause Cause, k flow.Key, d classifier.Decision, conn uint64, now int64) {
-	if cause == CauseUnknownLocal {
+	if cause == CauseUnknownLocal || cause == CauseTunnel {
 		w.undecided(p, s, cause, now)
 		return
 	}
@@ -239,8 +243,11 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 		}
 		p.Verdict = d.Verdict
 		w.denied(p, s, cause, k, d, 0, now)
-		if cause == CauseUnknownLocal {
+		switch cause {
+		case CauseUnknownLocal:
 			return DropUnknownLocal
+		case CauseTunnel:
+			return DropTunnel
 		}
 		// Who is to be told, or reported with every packet, must come up again.
 		p.Remember = d.Verdict == classifier.Drop && !d.Audit && !w.forced.deny && !w.tells(p)
@@ -435,6 +442,12 @@ func routersOnly(k *flow.Key) bool {
 		return typ == advertisement6 || typ == redirect6
 	}
 	return false
+}
+
+// fromDHCPServer reports whether the packet is what a DHCP server sends to clients
+// (RFC 2131 §4.1, RFC 8415 §7.2), who believe it.
+func fromDHCPServer(k *flow.Key) bool {
+	return k.Proto == flow.UDP && (k.SrcPort == 67 && k.DstPort == 68 || k.SrcPort == 547 && k.DstPort == 546)
 }
 
 // linkScope6 reports whether a is in fe80::/10 or ff02::/16 (or ff01::/16, which

@@ -132,6 +132,7 @@ func TestDecideFirst(t *testing.T) {
 		{"router advertisement", Packet{Frame: Message6(t, "fe80::1", "ff02::1", 134, 0, make([]byte, 12))}, Always, DropRouterMessage, classifier.Drop, false, ""},
 		{"redirect, v6", Packet{Frame: Message6(t, "fe80::1", "fd00::1", 137, 0, make([]byte, 36))}, Always, DropRouterMessage, classifier.Drop, false, ""},
 		{"redirect, v6, of this host", Packet{FromHost: true, Frame: Message6(t, "fe80::1", "fd00::1", 137, 0, make([]byte, 36))}, Never, PassLinkLocal, classifier.Allow, false, ""},
+		{"DHCP server, no pod", Packet{Frame: Datagram(t, "10.0.0.1:67", "10.0.0.2:68")}, Always, PassNew, classifier.Allow, true, "UDP 10.0.0.1:67 > 10.0.0.2:68"},
 		{"redirect about a connection", Packet{Final: true, Related: true, Reply: true, Frame: Message4(t, "10.0.0.9", "10.0.0.1", 5, 1, 0, quoteOf(t, Segment(t, a4, b4, ack, 1))[4:])}, Always, DropRouterMessage, classifier.Drop, false, ""},
 		{"neighbour type, global addresses", Packet{Final: true, Frame: Message6(t, "fd00::1", "fd00::2", 135, 0, make([]byte, 20))}, Never, DropPolicy, classifier.Reject, false, "ICMPv6 fd00::1 > fd00::2 type 135 code 0"},
 		{"MLD type, site scope", Packet{Final: true, Frame: Message6(t, "fd00::1", "ff05::2", 143, 0, make([]byte, 4))}, Never, DropPolicy, classifier.Reject, false, "ICMPv6 fd00::1 > ff05::2 type 143 code 0"},

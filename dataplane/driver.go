@@ -127,6 +127,15 @@ type HostKnower interface {
 	IsHost(a flow.Addr) bool
 }
 
+// TunnelKnower is a Driver that knows by which packets this host's tunnels, and so the
+// other nodes', are fed.
+type TunnelKnower interface {
+	Driver
+	// IsTunnel reports whether packets with this protocol and destination port are
+	// unwrapped. Only for new connections is it asked.
+	IsTunnel(proto flow.Proto, port uint16) bool
+}
+
 // FlowKnower is a Driver that can look up what its kernel side remembers, for
 // packets that are about a connection without being part of it.
 type FlowKnower interface {

@@ -25,6 +25,7 @@ type Classifier interface {
 	LookupMasked(k flow.Key) classifier.Decision
 	IsVIP(a flow.Addr) bool
 	IsPod(a flow.Addr) bool
+	IsNode(a flow.Addr) bool
 	UnknownLocal(k flow.Key) (src, dst bool)
 	Generation() uint64
 }

@@ -31,13 +31,16 @@ const (
 	// CauseUnsolicited: an ICMP echo reply without a request.
 	CauseUnsolicited
 	// CauseForged: the packet says what its sender cannot have a right to say: it has
-	// another's address, or it is a router's redirect or advertisement.
+	// another's address, or it is a router's or a DHCP server's.
 	CauseForged
+	// CauseTunnel: a pod's packet to a node's end of a tunnel. Whoever may send to it
+	// speaks for pods of other nodes.
+	CauseTunnel
 	// CauseLost: Event.Count events between Time and Last found the ring full.
 	CauseLost
 )
 
-var causeNames = [...]string{"policy", "malformed", "table-not-ready", "icmp-invalid-inner", "icmp-unrelated", "unknown-local", "unsolicited-reply", "forged", "lost"}
+var causeNames = [...]string{"policy", "malformed", "table-not-ready", "icmp-invalid-inner", "icmp-unrelated", "unknown-local", "unsolicited-reply", "forged", "tunnel", "lost"}
 
 // String returns the cause's name as printed in audit records and metrics.
 func (c Cause) String() string {

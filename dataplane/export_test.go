@@ -30,6 +30,7 @@ type Stub struct {
 	VIPs    map[flow.Addr]bool
 	Unknown map[flow.Addr]bool // UnknownLocal of either end
 	Pods    map[flow.Addr]bool
+	Nodes   map[flow.Addr]bool
 
 	mu    sync.Mutex
 	asked []flow.Key
@@ -39,7 +40,8 @@ type Stub struct {
 func (s *Stub) Generation() uint64     { return s.Gen }
 func (s *Stub) IsVIP(a flow.Addr) bool { return s.VIPs[a] }
 
-func (s *Stub) IsPod(a flow.Addr) bool { return s.Pods[a] }
+func (s *Stub) IsPod(a flow.Addr) bool  { return s.Pods[a] }
+func (s *Stub) IsNode(a flow.Addr) bool { return s.Nodes[a] }
 
 func (s *Stub) UnknownLocal(k flow.Key) (src, dst bool) { return s.Unknown[k.Src], s.Unknown[k.Dst] }
 

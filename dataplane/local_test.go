@@ -157,6 +157,48 @@ func TestHostKnower(t *testing.T) {
 	}
 }
 
+// tunnelDriver knows of a VXLAN device.
+type tunnelDriver struct{ hostDriver }
+
+func (d *tunnelDriver) IsTunnel(proto flow.Proto, port uint16) bool {
+	return proto == flow.UDP && port == 4789
+}
+
+// TestPodsToTunnels: no pod feeds a node's tunnel, whatever policy allows.
+func TestPodsToTunnels(t *testing.T) {
+	const pod, node, other = "10.0.0.5:9", "192.0.2.1", "192.0.2.2"
+	addr := func(s string) flow.Addr { return Key(flow.UDP, s, b4).Src }
+	for _, c := range []struct {
+		name     string
+		src, dst string
+		toHost   bool
+		want     Path
+	}{
+		{"to this node", pod, node + ":4789", false, DropTunnel},
+		{"to an address of this node that the table does not have", pod, "192.0.2.77:4789", true, DropTunnel},
+		{"to another node", pod, other + ":4789", false, DropTunnel},
+		{"to another port of the node", pod, node + ":4790", false, PassNew},
+		{"to somebody's server at that port", pod, "192.0.2.9:4789", false, PassNew},
+		{"from another node", other + ":9", node + ":4789", false, PassNew},
+	} {
+		x := newBench(t, Config{})
+		d := &tunnelDriver{hostDriver{own: addr(node + ":1")}}
+		x.w.driver, x.w.host, x.w.tunnels = d, d, d
+		stub := &Stub{Gen: 1, Allowed: Always, Pods: map[flow.Addr]bool{addr(pod): true}, Nodes: map[flow.Addr]bool{addr(node + ":1"): true, addr(other + ":1"): true}}
+		if _, err := x.e.Publish(stub); err != nil {
+			t.Fatal(err)
+		}
+		path, _ := x.feedTo(&d.quietDriver, Packet{Final: true, ToHost: c.toHost, Frame: Datagram(t, c.src, c.dst)})
+		if path != c.want {
+			t.Errorf("%s: took %v, want %v", c.name, path, c.want)
+		}
+		events := x.events()
+		if c.want == DropTunnel && (len(events) != 1 || events[0].Cause != CauseTunnel) {
+			t.Errorf("%s: events %v", c.name, events)
+		}
+	}
+}
+
 // TestUnknownLocalCut: when a pod's address is nobody's any more its connections
 // are cut, those of the host's own foot are not.
 func TestUnknownLocalCut(t *testing.T) {

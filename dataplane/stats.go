@@ -37,14 +37,15 @@ const (
 	DropICMPInner                 // ICMP error that quotes too little, or a packet its receiver did not send
 	DropUnknownLocal              // one end is in this node's pod prefix, but no pod is known to have it
 	DropUnsolicited               // ICMP echo reply that nobody asked for
-	DropRouterMessage             // redirect or router advertisement: a pod is no router
-	NumPaths          = int(DropRouterMessage) + 1
+	DropRouterMessage             // redirect, router advertisement, DHCP server's answer: a pod is none of these
+	DropTunnel                    // from a pod to a node's end of a tunnel
+	NumPaths          = int(DropTunnel) + 1
 )
 
 var pathNames = [NumPaths]string{
 	"not-ip", "link-local", "hit", "rejudged", "kept", "new", "related", "not-ready",
 	"fragment", "vip", "denied", "related", "not-ready",
-	"problem", "not-ready", "policy", "cut", "related", "icmp-inner", "unknown-local", "unsolicited", "router-message",
+	"problem", "not-ready", "policy", "cut", "related", "icmp-inner", "unknown-local", "unsolicited", "router-message", "tunnel",
 }
 
 // dispositions is what each path tells the driver.

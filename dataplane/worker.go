@@ -53,6 +53,7 @@ type Worker struct {
 	rejecter   Rejecter                   // the driver, if it can answer
 	host       HostKnower                 // the driver, if it knows; shared with the control goroutine
 	flows      FlowKnower                 // the driver, if it knows
+	tunnels    TunnelKnower               // the driver, if it knows; shared with the control goroutine
 	bucket     bucket                     // bounds answers
 	answer     [packet.MaxAnswer]byte     // scratch
 
@@ -80,6 +81,7 @@ func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
 	w.rejecter, _ = d.(Rejecter)
 	w.host, _ = d.(HostKnower)
 	w.flows, _ = d.(FlowKnower)
+	w.tunnels, _ = d.(TunnelKnower)
 	w.bucket = newBucket(e.cfg.RejectRate)
 	w.forced.allow = e.cfg.AuditAll
 	w.forced.deny = e.cfg.AuditAll || e.cfg.AuditDenies

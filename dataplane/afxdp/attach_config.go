@@ -53,6 +53,9 @@ type AttachConfig struct {
 	PassUnknown bool
 	// AllowSpoofing lets a pod send from addresses that are not its own.
 	AllowSpoofing bool
+	// AllowTunnels lets policy judge what pods send to nodes' ends of tunnels. Without it
+	// that is dropped.
+	AllowTunnels bool
 	// Uplinks names devices towards other nodes. Their XDP program, if
 	// UplinkMode is not off, drops early what is known to be denied and what
 	// claims to come from a pod of this node. It passes everything else on.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
 
 // Backend implements dataplane.Backend. See the package comment.
@@ -32,6 +33,7 @@ type Backend struct {
 	heart heart // that we are alive
 
 	host hostSet
+	ends tunnel.Set
 	// Everything below is used on the namespace thread only.
 	thread   *nsThread
 	nl       *netlink.Handle

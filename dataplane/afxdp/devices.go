@@ -3,6 +3,7 @@ package afxdp
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
 
 // device is a device that our programs are on.
@@ -90,6 +92,9 @@ func (b *Backend) refresh() error {
 	}
 	p := b.config.makePlan(b.scene, known{b.locals, b.cidrs, b.podDevices()}, b.askPeer, func(a flow.Addr) uint32 { return b.pods.known[a].Ifindex })
 	b.reportTwice(p.twice)
+	if !b.config.AllowTunnels {
+		b.ends.Store(tunnel.Find(slices.Collect(maps.Values(b.scene.links)), tunnel.FOU(b.nl)))
+	}
 	errs = append(errs, b.setNodeAddresses(b.scene.own), b.ranges.set(p.cidrs), b.ports.set(p.ports), b.pods.set(p.pods))
 	for index, d := range b.devices {
 		if _, ok := p.places[index]; !ok {

@@ -13,6 +13,7 @@ import (
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/afxdp/xsk"
+	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
 
 // yields is how often Recv looks again after a batch before it sleeps.
@@ -35,13 +36,14 @@ type driver struct {
 	n    int                           // of them
 	meta [dataplane.BatchSize]meta
 	// answered is a bit per ID: the buffer holds the answer to a dropped packet.
-	answered uint32
-	devices  *ebpf.Map
-	*hostSet // the backend's
-	tx       [dataplane.BatchSize]xsk.Desc
-	free     [dataplane.BatchSize]xsk.Desc
-	poll     [2]unix.PollFd
-	gone     bool // the upcall pair was removed
+	answered    uint32
+	devices     *ebpf.Map
+	*hostSet    // the backend's
+	*tunnel.Set // the backend's
+	tx          [dataplane.BatchSize]xsk.Desc
+	free        [dataplane.BatchSize]xsk.Desc
+	poll        [2]unix.PollFd
+	gone        bool // the upcall pair was removed
 
 	flows, later, denied mapBatch[flowState]
 	// Of packets whose addresses are translated: see origin.go.
@@ -73,11 +75,12 @@ type driver struct {
 }
 
 var (
-	_ dataplane.Rejecter   = (*driver)(nil)
-	_ dataplane.HostKnower = (*driver)(nil)
-	_ dataplane.FlowKnower = (*driver)(nil)
-	_ dataplane.Scattered  = (*driver)(nil)
-	_ dataplane.Bound      = (*driver)(nil)
+	_ dataplane.Rejecter     = (*driver)(nil)
+	_ dataplane.HostKnower   = (*driver)(nil)
+	_ dataplane.FlowKnower   = (*driver)(nil)
+	_ dataplane.TunnelKnower = (*driver)(nil)
+	_ dataplane.Scattered    = (*driver)(nil)
+	_ dataplane.Bound        = (*driver)(nil)
 )
 
 func newDriver(sock *socket, b *Backend, queue int, nonce uint8) (*driver, error) {
@@ -87,7 +90,7 @@ func newDriver(sock *socket, b *Backend, queue int, nonce uint8) (*driver, error
 	}
 	d := &driver{
 		sock: sock, queue: queue, wait: b.config.recvWait(), nonce: nonce, final: b.config.Strict,
-		devices: b.objects.Devices, hostSet: &b.host, epoch: &b.epoch, heart: &b.heart,
+		devices: b.objects.Devices, hostSet: &b.host, Set: &b.ends, epoch: &b.epoch, heart: &b.heart,
 		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.onward, reads: b.reads,
 		wake: wake, released: make(chan struct{}),
 	}

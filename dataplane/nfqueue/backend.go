@@ -17,6 +17,7 @@ import (
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
 
 // Decider is what Update needs of a table. *classifier.Table is one.
@@ -49,6 +50,7 @@ type Backend struct {
 	drivers []*driver
 	tags    *tags
 	ipvs    *ipvs
+	ends    *tunnel.Set
 
 	background sync.WaitGroup
 
@@ -69,12 +71,13 @@ type Backend struct {
 }
 
 var (
-	_ dataplane.Learner  = (*Backend)(nil)
-	_ dataplane.Driver   = (*driver)(nil)
-	_ dataplane.Rejecter = (*driver)(nil)
-	_ dataplane.Drainer  = (*Backend)(nil)
-	_ dataplane.Preparer = (*Backend)(nil)
-	_ Decider            = (*classifier.Table)(nil)
+	_ dataplane.Learner      = (*Backend)(nil)
+	_ dataplane.Driver       = (*driver)(nil)
+	_ dataplane.Rejecter     = (*driver)(nil)
+	_ dataplane.TunnelKnower = (*driver)(nil)
+	_ dataplane.Drainer      = (*Backend)(nil)
+	_ dataplane.Preparer     = (*Backend)(nil)
+	_ Decider                = (*classifier.Table)(nil)
 )
 
 // New binds the queues and installs the ruleset in the network namespace of the
@@ -90,7 +93,7 @@ func New(c Config) (*Backend, error) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	b := &Backend{config: c, ns: netns.None(), tags: &tags{}, ipvs: &ipvs{}, cutter: cutter{ledger: newLedger()}}
+	b := &Backend{config: c, ns: netns.None(), tags: &tags{}, ipvs: &ipvs{}, ends: &tunnel.Set{}, cutter: cutter{ledger: newLedger()}}
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("nfqueue: %w", err), b.release())
 	}
@@ -158,7 +161,7 @@ func (b *Backend) bind() error {
 		if err != nil {
 			return err
 		}
-		d.tags, d.ipvs = b.tags, b.ipvs
+		d.tags, d.ipvs, d.Set = b.tags, b.ipvs, b.ends
 		b.drivers = append(b.drivers, d)
 	}
 	return nil
@@ -263,13 +266,13 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 func (b *Backend) ask(t Decider) error {
 	locals, prefixes := t.Locals(), t.LocalPrefixes()
 	p := podsOf(t.Selected(), locals, prefixes)
-	p.devices = b.fw.pods.devices
+	p.devices, p.tunnels = b.fw.pods.devices, b.fw.pods.tunnels
 	if !slices.Equal(locals, b.locals) || !slices.Equal(prefixes, b.prefixes) {
-		var err error
-		if p.devices, err = podDevices(b.routes, locals, prefixes, p.devices); err != nil {
+		b.locals, b.prefixes = locals, prefixes
+		if err := b.lookForDevices(&p); err != nil {
+			b.locals, b.prefixes = nil, nil // look again
 			return fmt.Errorf("nfqueue: %w", err)
 		}
-		b.locals, b.prefixes = locals, prefixes
 	}
 	services := t.Services()
 	if without := len(services) > 0 && !b.fw.features.priority; without != b.unmatched {

@@ -56,6 +56,9 @@ type Config struct {
 	// AllowSpoofing lets packets be judged by a source address their sender cannot
 	// have. Without it they are dropped, where the kernel has "fib".
 	AllowSpoofing bool
+	// AllowTunnels lets policy judge what pods send to nodes' ends of tunnels. Without it
+	// that is dropped.
+	AllowTunnels bool
 	// Marks; the zero value means DefaultMarks.
 	Marks Marks
 	// FastMark is a packet mark bit of a fast path in front, 0 if there is none. It

@@ -11,17 +11,15 @@ import (
 	"github.com/mdlayher/netlink"
 	rtnl "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
 
 // podDevices finds the devices by which pods' packets come in: those that a host route to
 // a pod, or into the pods' networks, leads to, and bridges that the pods' networks are
 // on. One that was a pod's before stays one until it is gone: policy may have forgotten a
 // pod that still runs.
-func podDevices(nl *rtnl.Handle, locals []netip.Addr, prefixes []netip.Prefix, before map[uint32]struct{}) (map[uint32]struct{}, error) {
-	links, err := nl.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list devices: %w", err)
-	}
+func podDevices(nl *rtnl.Handle, links []rtnl.Link, locals []netip.Addr, prefixes []netip.Prefix, before map[uint32]struct{}) (map[uint32]struct{}, error) {
 	known := map[netip.Addr]bool{}
 	for _, a := range locals {
 		known[a.Unmap()] = true
@@ -106,6 +104,20 @@ func (w *routeWatch) close() error {
 	return err
 }
 
+// lookForDevices finds the pods' devices and the ends of tunnels.
+func (b *Backend) lookForDevices(p *pods) error {
+	links, err := b.routes.LinkList()
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	if !b.config.AllowTunnels {
+		p.tunnels = tunnel.Find(links, tunnel.FOU(b.routes))
+		b.ends.Store(p.tunnels)
+	}
+	p.devices, err = podDevices(b.routes, links, b.locals, b.prefixes, p.devices)
+	return err
+}
+
 // followDevices brings the set of the pods' devices up to date.
 func (b *Backend) followDevices() {
 	b.mu.Lock()
@@ -114,8 +126,8 @@ func (b *Backend) followDevices() {
 		return
 	}
 	p := b.fw.pods
-	var err error
-	if p.devices, err = podDevices(b.routes, b.locals, b.prefixes, p.devices); err == nil {
+	err := b.lookForDevices(&p)
+	if err == nil {
 		err = b.fw.apply(p)
 	}
 	if err != nil {

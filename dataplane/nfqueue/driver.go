@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
 
 // idle is how long Recv waits before it returns an empty batch, in ms: every return
@@ -31,6 +32,8 @@ const idle = 1000
 // more than everything else we do to a packet (docs/adr/0003), so its reader is
 // parked and Recv reads the socket itself.
 type driver struct {
+	*tunnel.Set // the backend's
+
 	queue   uint16
 	marks   Marks
 	rejects bool // the ruleset has a place for refused packets

@@ -14,6 +14,8 @@ import (
 	"github.com/google/nftables/userdata"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
 
 // elementsPerMessage keeps a list of set elements inside one netlink attribute
@@ -41,6 +43,7 @@ type pods struct {
 	local [2][]nftables.SetElement // per family
 	// devices are the indexes of those that pods' packets come in by.
 	devices map[uint32]struct{}
+	tunnels []tunnel.End
 	// services are the tags of Services that rules name.
 	services map[serviceKey]uint32
 }
@@ -273,7 +276,16 @@ func sets(t *nftables.Table) (all []*nftables.Set) {
 	for _, name := range []string{setSelected, setFree, setLocal} {
 		all = append(all, set(t, name, ipv4), set(t, name, ipv6))
 	}
-	return append(all, deviceSet(t), serviceMap(t, ipv4), serviceMap(t, ipv6))
+	return append(all, deviceSet(t), portSet(t), protocolSet(t), serviceMap(t, ipv4), serviceMap(t, ipv6))
+}
+
+// portSet and protocolSet return the sets of tunnels' ends: UDP ports and protocols.
+func portSet(t *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: t, Name: setTunnelPorts, KeyType: nftables.TypeInetService}
+}
+
+func protocolSet(t *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: t, Name: setTunnelProtocols, KeyType: nftables.TypeInetProto}
 }
 
 // deviceSet returns the set of the pods' devices.
@@ -396,6 +408,23 @@ func (f *firewall) change(t *nftables.Table, old, p pods) error {
 		}
 		for part := range slices.Chunk(elements, elementsPerMessage) {
 			if err := c.do(deviceSet(t), part); err != nil {
+				return err
+			}
+		}
+	}
+	for _, c := range []struct {
+		do   func(*nftables.Set, []nftables.SetElement) error
+		a, b []tunnel.End
+	}{{f.conn.SetAddElements, p.tunnels, old.tunnels}, {f.conn.SetDeleteElements, old.tunnels, p.tunnels}} {
+		for _, e := range c.a {
+			if slices.Contains(c.b, e) {
+				continue
+			}
+			s, key := protocolSet(t), []byte{byte(e.Proto)}
+			if e.Proto.HasPorts() {
+				s, key = portSet(t), binary.BigEndian.AppendUint16(nil, e.Port)
+			}
+			if err := c.do(s, []nftables.SetElement{{Key: key}}); err != nil {
 				return err
 			}
 		}

@@ -24,6 +24,9 @@ const (
 	setLocal    = "local"
 	setFree     = "free"
 	setDevices  = "devices" // of pods
+	// Ends of tunnels.
+	setTunnelPorts     = "tunnel-ports" // UDP
+	setTunnelProtocols = "tunnel-protocols"
 
 	chainJudge  = "judge"    // queues
 	chainDevice = "from-pod" // what came in by a pod's device
@@ -188,18 +191,54 @@ func ruleset(c Config, f features) []chain {
 // sorted by these. What is accepted in the fast path, or of an accepted connection, does
 // not get here.
 func fromPod(c Config, f features) (rules []ruleSpec) {
-	forged := func(match ...[]expr.Any) []expr.Any {
-		return join(append(match, count(counterForged), verdict(expr.VerdictDrop))...)
+	// Userspace drops and records these. No table is asked.
+	for _, typ := range []byte{routerAdvertisement, redirect6} {
+		rules = append(rules, ruleSpec{"no pod is a router", join(icmpIs(unix.NFPROTO_IPV6, unix.IPPROTO_ICMPV6, typ), gotoChain(chainJudge))})
 	}
 	rules = append(rules,
+		ruleSpec{"no pod is a router", join(icmpIs(unix.NFPROTO_IPV4, unix.IPPROTO_ICMP, redirect4), gotoChain(chainJudge))},
 		ruleSpec{"neighbour discovery", join(neighbourDiscovery(), verdict(expr.VerdictAccept))},
 	)
 	if f.back && !c.AllowSpoofing {
 		for _, v := range []family{ipv4, ipv6} {
-			rules = append(rules, ruleSpec{"forged: not the pod's address", forged(v.is(), noWayBack())})
+			rules = append(rules, ruleSpec{"forged: not the pod's address", join(v.is(), noWayBack(), count(counterForged), verdict(expr.VerdictDrop))})
 		}
 	}
-	return rules
+	return append(rules,
+		ruleSpec{"no pod is a DHCP server", join(protocolIs(unix.NFPROTO_IPV4), udpFromTo(67, 68), gotoChain("arrived"))},
+		ruleSpec{"nor a DHCPv6 server", join(protocolIs(unix.NFPROTO_IPV6), udpFromTo(547, 546), gotoChain("arrived"))},
+		ruleSpec{"perhaps to a tunnel", join(transportIs(unix.IPPROTO_UDP), []expr.Any{
+			&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+			&expr.Lookup{SourceRegister: reg1, SetName: setTunnelPorts},
+		}, gotoChain("arrived"))},
+		ruleSpec{"perhaps to a tunnel", join([]expr.Any{
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, &expr.Lookup{SourceRegister: reg1, SetName: setTunnelProtocols},
+		}, gotoChain("arrived"))},
+	)
+}
+
+// Types of messages that only routers send (RFC 792, RFC 4861 §4).
+const (
+	redirect4           = 5
+	routerAdvertisement = 134
+	redirect6           = 137
+)
+
+// icmpIs matches an ICMP message by its type.
+func icmpIs(nfproto, proto, typ byte) []expr.Any {
+	return join(protocolIs(nfproto), transportIs(proto), []expr.Any{
+		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
+		compare(expr.CmpOpEq, []byte{typ}),
+	})
+}
+
+// udpFromTo matches UDP by both ports.
+func udpFromTo(src, dst uint16) []expr.Any {
+	ports := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, src), dst)
+	return join(transportIs(unix.IPPROTO_UDP), []expr.Any{
+		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 4},
+		compare(expr.CmpOpEq, ports),
+	})
 }
 
 // cameByPod matches what came in by a pod's device.

@@ -42,6 +42,8 @@ type Config struct {
 	// Accelerate sends accepted flows between pods of this node past the host's
 	// stack. With the afxdp backend only.
 	Accelerate bool `json:"accelerate"`
+	// AllowPodTunnels lets policy judge what pods send to nodes' ends of tunnels.
+	AllowPodTunnels bool `json:"allowPodTunnels"`
 	// AllowMixedDialects accepts KEP and released AdminNetworkPolicies together
 	// (X-02).
 	AllowMixedDialects bool `json:"allowMixedDialects"`

@@ -53,6 +53,12 @@ APART int guarded(struct __sk_buff *skb, struct guard *g, struct packet *p, int 
 		add(COUNT_FORGED, 1);
 		return TCX_DROP;
 	}
+	// No pod is a DHCP server (RFC 2131, RFC 8415): clients believe what one says.
+	if (!egress && parsed == KEY && p->proto == UDP && g->flags & GUARD_POD &&
+	    ((p->sport == 67 && p->dport == 68) || (p->sport == 547 && p->dport == 546))) {
+		add(COUNT_FORGED, 1);
+		return TCX_DROP;
+	}
 	switch (egress ? guard_destination(g, &p->dst) : guard_source(g, &p->src, skb->ifindex)) {
 	case GUARD_LEAVE:
 		add(COUNT_FOREIGN, 1);
@@ -89,26 +95,27 @@ INLINE int bridged(struct __sk_buff *skb, const struct guard *g, int egress)
 	return 0;
 }
 
-// forged_neighbour reports whether a pod on a bridge speaks for somebody else in
-// ARP or neighbour discovery, which would lead the other's packets to it, or as a
-// router, which no pod is.
+// forged_neighbour reports whether a pod speaks as a router, which no pod is, or one on
+// a bridge for somebody else in ARP or neighbour discovery, which would lead the other's
+// packets to it.
 INLINE int forged_neighbour(struct __sk_buff *skb, const struct guard *g)
 {
-	if (!g->bridge || !(g->flags & GUARD_BOUND))
+	if (!(g->flags & GUARD_POD))
 		return 0;
+	int knows = g->bridge && g->flags & GUARD_BOUND;
 	struct address a = {{0, 0, htonl(0xffff), 0}};
 	switch (ntohs(skb->protocol)) {
 	case ETH_ARP: // RFC 826: the sender's protocol address; none in a probe (RFC 5227)
 		if (skb_load_bytes(skb, ETHER + 14, &a.words[3], 4) < 0)
 			return 1;
-		return a.words[3] && !guard_has(g, &a);
+		return knows && a.words[3] && !guard_has(g, &a);
 	case ETH_IPV6: {
 		__u8 type;
 		if (skb_load_bytes(skb, ETHER + IPV6, &type, 1) < 0)
 			return 1;
 		if (type == 134 || type == 137) // router advertisement, redirect
 			return 1;
-		if (type != 136) // neighbour advertisement: the target (RFC 4861 §4.4)
+		if (!knows || type != 136) // neighbour advertisement: the target (RFC 4861 §4.4)
 			return 0;
 		if (skb_load_bytes(skb, ETHER + IPV6 + 8, &a, sizeof(a)) < 0)
 			return 1;

@@ -64,7 +64,7 @@ const Policy = "policy"
 
 // Attacks returns every row.
 func Attacks() (all []Attack) {
-	for _, list := range [][]Attack{ICMPErrors(), ForeignSources()} {
+	for _, list := range [][]Attack{ICMPErrors(), ForeignSources(), RouterClaims(), DHCPServer(), Tunnels()} {
 		all = append(all, list...)
 	}
 	return all
