@@ -252,6 +252,23 @@ type Drainer interface {
 	Drain() error
 }
 
+// Dropper is a Backend whose kernel side drops packets by itself for reasons that the
+// audit log tells.
+type Dropper interface {
+	Backend
+	// Drops reports those since the last call. Calls come from one goroutine at a time,
+	// while packets move.
+	Drops(report func(Drop))
+}
+
+// Drop is packets of one sender that a kernel side dropped for one reason.
+type Drop struct {
+	Fate    Fate
+	Device  int32     // where they came from, 0 if from this host
+	Pod     flow.Addr // who is behind the device; zero if that is not one known pod
+	Packets uint64
+}
+
 // BackendStats are totals since the backend started.
 type BackendStats struct {
 	Bypassed    uint64 // packets passed in the kernel without userspace

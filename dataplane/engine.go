@@ -39,6 +39,9 @@ const (
 	keepTable  = 5 * time.Second // after it was replaced
 )
 
+// kernelRingSize is enough for a kind of drop of every pod of a large node.
+const kernelRingSize = 1024
+
 // ErrClosed is returned by Driver.Recv after Driver.Close.
 var ErrClosed = errors.New("dataplane: driver closed")
 
@@ -105,6 +108,7 @@ type Engine struct {
 	workers  []*Worker
 	backends []string
 	learners []Learner
+	kernel   *Ring // of events about what kernel sides dropped; see recordDrops
 	running  atomic.Bool
 
 	current atomic.Pointer[snapshot] // nil until the first SetTable
@@ -129,7 +133,7 @@ func New(cfg Config) *Engine {
 	if cfg.RejectRate == 0 {
 		cfg.RejectRate = DefaultRejectRate
 	}
-	e := &Engine{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, ready: make(chan struct{})}
+	e := &Engine{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, ready: make(chan struct{}), kernel: NewRing(kernelRingSize)}
 	if e.clock == nil {
 		e.clock = MonotonicClock
 	}
@@ -173,7 +177,8 @@ func (e *Engine) Run(ctx context.Context) error {
 		})
 	}
 	e.tellUntil(ctx)
-	if !failed.Load() { // without a worker nothing would ever be empty
+	defer e.recordDrops() // the last ones
+	if !failed.Load() {   // without a worker nothing would ever be empty
 		e.drain()
 	}
 	for _, w := range e.workers {
@@ -371,13 +376,13 @@ func (e *Engine) Now() int64 { return e.clock() }
 // BackendNames returns the backends' names; Event.Backend is an index into it.
 func (e *Engine) BackendNames() []string { return slices.Clone(e.backends) }
 
-// Rings returns the workers' event rings. The caller must be their only consumer.
+// Rings returns the workers' event rings, and behind them the one about kernel sides. The caller must be their only consumer.
 func (e *Engine) Rings() []*Ring {
-	rings := make([]*Ring, len(e.workers))
-	for i, w := range e.workers {
-		rings[i] = w.ring
+	rings := make([]*Ring, 0, len(e.workers)+1)
+	for _, w := range e.workers {
+		rings = append(rings, w.ring)
 	}
-	return rings
+	return append(rings, e.kernel)
 }
 
 // WorkerStats are one worker's totals.

@@ -36,11 +36,16 @@ const (
 	// CauseTunnel: a pod's packet to a node's end of a tunnel. Whoever may send to it
 	// speaks for pods of other nodes.
 	CauseTunnel
+	// Of packets that a backend's kernel side dropped by itself. Key.Src is the pod that
+	// sent them, if that is known, and Device where they came from.
+	CauseUnparsed // cannot be judged, and nobody judges later: fragments, tags
+	CauseLimited  // the sender opens more connections a second than it may
+	CauseUnheard  // nobody was there to judge
 	// CauseLost: Event.Count events between Time and Last found the ring full.
 	CauseLost
 )
 
-var causeNames = [...]string{"policy", "malformed", "table-not-ready", "icmp-invalid-inner", "icmp-unrelated", "unknown-local", "unsolicited-reply", "forged", "tunnel", "lost"}
+var causeNames = [...]string{"policy", "malformed", "table-not-ready", "icmp-invalid-inner", "icmp-unrelated", "unknown-local", "unsolicited-reply", "forged", "tunnel", "unparsed", "limited", "unheard", "lost"}
 
 // String returns the cause's name as printed in audit records and metrics.
 func (c Cause) String() string {

@@ -12,12 +12,9 @@ import (
 // conntrack.DefaultRecords and a hundred thousand new connections a second.
 const tellEvery = 500 * time.Millisecond
 
-// tellUntil tells Learners what there is to learn until ctx is done.
+// tellUntil tells Learners what there is to learn, and the audit log what kernel sides
+// dropped, until ctx is done.
 func (e *Engine) tellUntil(ctx context.Context) {
-	if len(e.learners) == 0 {
-		<-ctx.Done()
-		return
-	}
 	tick := time.NewTicker(tellEvery)
 	defer tick.Stop()
 	for {
@@ -25,7 +22,8 @@ func (e *Engine) tellUntil(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if e.update.TryLock() { // else an update does it
+			e.recordDrops()
+			if len(e.learners) > 0 && e.update.TryLock() { // else an update does it
 				e.tell(e.observed() != nil)
 				e.update.Unlock()
 			}

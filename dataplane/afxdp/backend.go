@@ -48,10 +48,11 @@ type Backend struct {
 	pair     *upcallPair
 	devices  map[int]*device
 	natState
-	locals map[netip.Addr]bool
-	base   [numCounters]uint64    // counted before our time
-	final  dataplane.BackendStats // set by Close
-	closed bool
+	locals   map[netip.Addr]bool
+	base     [numCounters]uint64 // counted before our time
+	reported drops
+	final    dataplane.BackendStats // set by Close
+	closed   bool
 
 	attachState
 

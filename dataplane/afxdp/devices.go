@@ -123,7 +123,7 @@ func (b *Backend) refresh() error {
 	return errors.Join(errs...)
 }
 
-// podDevices are those that the guard has as pods', be it from an earlier process.
+// podDevices are those that the guard has as pods'.
 func (b *Backend) podDevices() map[int]bool {
 	pods := map[int]bool{}
 	for index, g := range b.guards.known {

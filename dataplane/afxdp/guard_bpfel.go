@@ -20,6 +20,7 @@ const (
 	guardMapCells        = "cells"
 	guardMapCounters     = "counters"
 	guardMapDenied       = "denied"
+	guardMapDrops        = "drops"
 	guardMapGuards       = "guards"
 	guardMapLocalPods    = "local_pods"
 	guardMapPodCidrs     = "pod_cidrs"
@@ -89,6 +90,7 @@ type guardMapSpecs struct {
 	Cells       *ebpf.MapSpec `ebpf:"cells"`
 	Counters    *ebpf.MapSpec `ebpf:"counters"`
 	Denied      *ebpf.MapSpec `ebpf:"denied"`
+	Drops       *ebpf.MapSpec `ebpf:"drops"`
 	Guards      *ebpf.MapSpec `ebpf:"guards"`
 	LocalPods   *ebpf.MapSpec `ebpf:"local_pods"`
 	PodCidrs    *ebpf.MapSpec `ebpf:"pod_cidrs"`
@@ -132,6 +134,7 @@ type guardMaps struct {
 	Cells       *ebpf.Map `ebpf:"cells"`
 	Counters    *ebpf.Map `ebpf:"counters"`
 	Denied      *ebpf.Map `ebpf:"denied"`
+	Drops       *ebpf.Map `ebpf:"drops"`
 	Guards      *ebpf.Map `ebpf:"guards"`
 	LocalPods   *ebpf.Map `ebpf:"local_pods"`
 	PodCidrs    *ebpf.Map `ebpf:"pod_cidrs"`
@@ -143,6 +146,7 @@ func (m *guardMaps) Close() error {
 		m.Cells,
 		m.Counters,
 		m.Denied,
+		m.Drops,
 		m.Guards,
 		m.LocalPods,
 		m.PodCidrs,

@@ -21,6 +21,7 @@ const (
 	podMapCounters       = "counters"
 	podMapDenied         = "denied"
 	podMapDevices        = "devices"
+	podMapDrops          = "drops"
 	podMapEntered        = "entered"
 	podMapExits          = "exits"
 	podMapFlows          = "flows"
@@ -137,6 +138,7 @@ type podMapSpecs struct {
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
 	Denied        *ebpf.MapSpec `ebpf:"denied"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
+	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Entered       *ebpf.MapSpec `ebpf:"entered"`
 	Exits         *ebpf.MapSpec `ebpf:"exits"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
@@ -217,6 +219,7 @@ type podMaps struct {
 	Counters      *ebpf.Map `ebpf:"counters"`
 	Denied        *ebpf.Map `ebpf:"denied"`
 	Devices       *ebpf.Map `ebpf:"devices"`
+	Drops         *ebpf.Map `ebpf:"drops"`
 	Entered       *ebpf.Map `ebpf:"entered"`
 	Exits         *ebpf.Map `ebpf:"exits"`
 	Flows         *ebpf.Map `ebpf:"flows"`
@@ -241,6 +244,7 @@ func (m *podMaps) Close() error {
 		m.Counters,
 		m.Denied,
 		m.Devices,
+		m.Drops,
 		m.Entered,
 		m.Exits,
 		m.Flows,

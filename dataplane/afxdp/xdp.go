@@ -66,6 +66,7 @@ func (b *Backend) loadXDP() error {
 			PodCidrs    *ebpf.Map     `ebpf:"pod_cidrs"`
 			BridgePorts *ebpf.Map     `ebpf:"bridge_ports"`
 			Counters    *ebpf.Map     `ebpf:"counters"`
+			Drops       *ebpf.Map     `ebpf:"drops"`
 		}
 		if err := spec.LoadAndAssign(&own, nil); err != nil {
 			return fmt.Errorf("load the XDP programs: %w", err)
@@ -73,7 +74,7 @@ func (b *Backend) loadXDP() error {
 		b.xdp.PodXdp = own.PodXdp
 		b.objects.Guards, b.objects.LocalPods = own.Guards, own.LocalPods
 		b.objects.PodCidrs, b.objects.BridgePorts = own.PodCidrs, own.BridgePorts
-		b.objects.Counters = own.Counters
+		b.objects.Counters, b.objects.Drops = own.Counters, own.Drops
 		return nil
 	}
 	if err := spec.Variables["deny_time"].Set(uint64(b.config.DenyTime)); err != nil {
@@ -81,7 +82,7 @@ func (b *Backend) loadXDP() error {
 	}
 	o := &b.objects
 	shared := map[string]*ebpf.Map{
-		"local_pods": o.LocalPods, "denied": o.Denied, "cells": o.Cells, "counters": o.Counters, ".data.shared": o.Shared,
+		"local_pods": o.LocalPods, "denied": o.Denied, "cells": o.Cells, "counters": o.Counters, "drops": o.Drops, ".data.shared": o.Shared,
 	}
 	for name, m := range shared {
 		spec.Maps[name].MaxEntries = m.MaxEntries()

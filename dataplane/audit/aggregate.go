@@ -142,7 +142,7 @@ func (w *windows) release(a *aggregate) {
 func (a *aggregate) facts(f *facts, iface string, time, until int64) {
 	e := &a.event
 	*f = facts{
-		time: time, key: e.Key, hasKey: e.Key.Valid(), src: a.src, dst: a.dst, flags: e.TCPFlags,
+		time: time, key: e.Key, hasKey: e.Key.Valid(), hasSrc: onlySource(&e.Key), src: a.src, dst: a.dst, flags: e.TCPFlags,
 		length: e.Length, iface: iface, conn: e.Conn, count: a.packets, folded: a.folded,
 	}
 	if e.Key.Proto != flow.TCP {

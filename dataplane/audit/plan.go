@@ -46,7 +46,8 @@ type facts struct {
 	time, until int64 // Unix nanoseconds; until 0 = one packet
 	key         flow.Key
 	hasKey      bool
-	src, dst    *host // with hasKey
+	hasSrc      bool  // of the key, its source alone
+	src, dst    *host // with hasKey, hasSrc
 	span        *Ports
 	folded      bool // no ports, no ICMP type: there were many
 	flags       uint8
@@ -195,6 +196,9 @@ func (p *planner) plan(e *dataplane.Event, t *tableCache) *plan {
 // facts fills f for an event.
 func (p *planner) facts(f *facts, e *dataplane.Event, t *tableCache, wall int64) {
 	*f = facts{time: wall, key: e.Key, hasKey: e.Key.Valid(), length: e.Length, iface: p.build.ifname(e.Device), conn: e.Conn, count: e.Count}
+	if f.hasSrc = onlySource(&e.Key); f.hasSrc {
+		f.src = t.host(p.build, e.Key.Src)
+	}
 	if f.hasKey {
 		f.src, f.dst = t.host(p.build, e.Key.Src), t.host(p.build, e.Key.Dst)
 		if e.Key.Proto == flow.TCP {
@@ -202,6 +206,9 @@ func (p *planner) facts(f *facts, e *dataplane.Event, t *tableCache, wall int64)
 		}
 	}
 }
+
+// onlySource reports whether all that a key says is who sent the packets.
+func onlySource(k *flow.Key) bool { return *k == flow.Key{Src: k.Src} && k.Src != flow.Addr{} }
 
 // numbering is the part of a line that belongs to the file.
 type numbering struct {
@@ -226,6 +233,10 @@ func (e *entry) appendJSON(b []byte, f *facts, n numbering, s *stamps) []byte {
 		b = s.append(append(b, `,"until":`...), f.until)
 	}
 	b = append(b, e.head...)
+	if f.hasSrc {
+		b = append(b, `,"source":{"ip":`...)
+		b = appendHost(b, f.key.Src, f.src, 0, false)
+	}
 	if f.hasKey {
 		k := &f.key
 		ports := k.Proto.HasPorts() && !f.folded
@@ -292,6 +303,11 @@ func (e *entry) record(f *facts, n numbering) Record {
 	if f.until != 0 {
 		until := time.Unix(0, f.until).UTC()
 		r.Until = &until
+	}
+	if f.hasSrc {
+		src := f.src.end
+		src.IP = f.key.Src.Netip()
+		r.Source = &src
 	}
 	if f.hasKey {
 		k := &f.key

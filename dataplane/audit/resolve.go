@@ -83,6 +83,9 @@ func (b *builder) base(e *dataplane.Event, res Resolver) Record {
 		if e.Key.Proto == flow.TCP {
 			r.TCPFlags = flagTexts[e.TCPFlags]
 		}
+	} else if onlySource(&e.Key) {
+		src := b.endpoint(e.Key.Src, res)
+		r.Source = &src
 	}
 	return r
 }

@@ -394,3 +394,65 @@ func (f *fieldRig) tunnel(i int) {
 		}
 	}
 }
+
+// What a pod sent and nobody let through is in the audit log, packet by packet: as a
+// record of its own, as part of a count, or as lost. Another pod's few packets are not
+// lost among them.
+func TestDropsAreRecordedByPod(t *testing.T) {
+	for _, g := range grounds {
+		t.Run(g.topology+"/"+g.dataplane, func(t *testing.T) {
+			f := newFieldRig(t, g.topology, g.dataplane)
+			f.freeSources()
+			const many, few = 3000, 9
+			quiet := adversary.OpenWire(t, f.world.Host("z/b").NS, f.gateway("z/b", g.topology))
+			e := adversary.Ends{Src: f.Attacker.Addr4, Dst: f.Server.Addr4}
+			for i := range many {
+				f.Attacker.Wire.IP(e.Packet(6, e.TCP(uint16(1024+i), 80, "SF", "bad flags")))
+				if i%50 == 0 { // the queues are finite
+					time.Sleep(2 * time.Millisecond)
+				}
+			}
+			z := adversary.Ends{Src: f.world.Host("z/b").Addr4, Dst: f.Server.Addr4}
+			for i := range few {
+				quiet.IP(z.Packet(6, z.TCP(uint16(1024+i), 80, "SF", "bad flags")))
+			}
+			forged := adversary.Ends{Src: netip.MustParseAddr("203.0.113.9"), Dst: f.Server.Addr4}
+			for i := range 50 {
+				f.Attacker.Wire.IP(forged.Packet(17, forged.UDP(uint16(1024+i), 80, "forged")))
+			}
+			for _, c := range f.conns {
+				if !alive(c) {
+					t.Errorf("%s: a connection of others ended", c.LocalAddr())
+				}
+			}
+			time.Sleep(50 * time.Millisecond)
+			f.stop(syscall.SIGTERM)
+			log, err := os.ReadFile(f.conf.Audit.File)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]uint64{}
+			for line := range bytes.Lines(log) {
+				var r struct {
+					Reason string
+					Source struct{ Namespace, Pod string }
+					Count  uint64
+				}
+				if err := json.Unmarshal(line, &r); err != nil {
+					t.Fatal(err)
+				}
+				got[r.Reason+" "+r.Source.Namespace+"/"+r.Source.Pod] += max(r.Count, 1)
+			}
+			if n := got["bad-tcp-flags z/a"]; n != many {
+				t.Errorf("%d of z/a's %d malformed packets in the log", n, many)
+			}
+			if n := got["bad-tcp-flags z/b"]; n != few {
+				t.Errorf("%d of z/b's %d malformed packets in the log", n, few)
+			}
+			// The rules of nfqueue count what they drop as forged, and do not say whose it was.
+			if n := got["forged z/a"]; n != 50 && g.dataplane != "nfqueue" {
+				t.Errorf("%d of z/a's 50 forged packets in the log: %v", n, got)
+			}
+		})
+	}
+}

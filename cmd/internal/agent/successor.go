@@ -85,6 +85,13 @@ func (s *successor) Drain() error {
 	return nil
 }
 
+// Drops implements dataplane.Dropper.
+func (s *successor) Drops(report func(dataplane.Drop)) {
+	if d, ok := s.Backend.(dataplane.Dropper); ok {
+		d.Drops(report)
+	}
+}
+
 // lockName is an abstract socket address: it belongs to a network namespace and
 // goes with its process.
 const lockName = "@tierwalld"

@@ -12,9 +12,12 @@
 #include "packet.h"
 #include "state.h"
 
-INLINE int drop(__u32 which)
+INLINE int drop(const struct xdp_md *ctx, __u32 which)
 {
-	add(which, 1);
+	if (which == COUNT_DENIED)
+		add(which, 1);
+	else
+		dropped(which, ctx->ingress_ifindex, 1);
 	return XDP_DROP;
 }
 
@@ -83,8 +86,8 @@ SEC("xdp.frags") int uplink_xdp(struct xdp_md *ctx)
 	if (!read(ctx, &f))
 		return XDP_PASS;
 	if (anti_spoofing && map_lookup(&local_pods, &f.src))
-		return drop(COUNT_FORGED);
-	return refused(&f) ? drop(COUNT_DENIED) : XDP_PASS;
+		return drop(ctx, COUNT_FORGED);
+	return refused(&f) ? drop(ctx, COUNT_DENIED) : XDP_PASS;
 }
 
 SEC("xdp") int pod_xdp(struct xdp_md *ctx)
@@ -98,7 +101,7 @@ SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 	}
 	switch (guard_source(g, &f.src, ifindex)) {
 	case GUARD_UNKNOWN:
-		return drop(COUNT_UNKNOWN);
+		return drop(ctx, COUNT_UNKNOWN);
 	case GUARD_FORGED:
 		// Neighbour discovery starts before there is an address, and from
 		// link-local ones; the kernel sends nothing of the kind on.
@@ -107,7 +110,7 @@ SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 			add(COUNT_EXEMPT, 1);
 			return XDP_PASS;
 		}
-		return drop(COUNT_FORGED);
+		return drop(ctx, COUNT_FORGED);
 	default:
 		add(COUNT_UNPARSED, 1);
 		return XDP_PASS;

@@ -53,6 +53,7 @@ enum { /* enum xdp_action */
 
 enum {
 	BPF_ANY = 0,
+	BPF_NOEXIST = 1,
 	BPF_F_INGRESS = 1,    /* flag of redirect() */
 	BPF_F_NO_PREALLOC = 1, /* flags of a map */
 	BPF_F_MMAPABLE = 1 << 10,

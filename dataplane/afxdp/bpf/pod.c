@@ -50,13 +50,13 @@ APART int guarded(struct __sk_buff *skb, struct guard *g, struct packet *p, int 
 		return TCX_NEXT;
 	}
 	if (egress && guard_sender(&p->src, skb->ingress_ifindex) == GUARD_FORGED) {
-		add(COUNT_FORGED, 1);
+		dropped(COUNT_FORGED, sender(skb, egress), 1);
 		return TCX_DROP;
 	}
 	// No pod is a DHCP server (RFC 2131, RFC 8415): clients believe what one says.
 	if (!egress && parsed == KEY && p->proto == UDP && g->flags & GUARD_POD &&
 	    ((p->sport == 67 && p->dport == 68) || (p->sport == 547 && p->dport == 546))) {
-		add(COUNT_FORGED, 1);
+		dropped(COUNT_FORGED, sender(skb, egress), 1);
 		return TCX_DROP;
 	}
 	switch (egress ? guard_destination(g, &p->dst) : guard_source(g, &p->src, skb->ifindex)) {
@@ -64,10 +64,10 @@ APART int guarded(struct __sk_buff *skb, struct guard *g, struct packet *p, int 
 		add(COUNT_FOREIGN, 1);
 		return TCX_NEXT;
 	case GUARD_UNKNOWN:
-		add(COUNT_UNKNOWN, 1);
+		dropped(COUNT_UNKNOWN, sender(skb, egress), 1);
 		return TCX_DROP;
 	case GUARD_FORGED:
-		add(COUNT_FORGED, 1);
+		dropped(COUNT_FORGED, sender(skb, egress), 1);
 		return TCX_DROP;
 	case GUARD_JUDGE:
 		break;
@@ -223,13 +223,13 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 		parsed = inside ? EXEMPT : ASK;
 	if (parsed == EXEMPT) {
 		if (!egress && g && forged_neighbour(skb, g)) {
-			add(COUNT_FORGED, 1);
+			dropped(COUNT_FORGED, sender(skb, egress), 1);
 			return TCX_DROP;
 		}
 		// Between pods there is ARP and IP: whatever else a frame may carry, IP
 		// in another wrapping among it, would go past any policy.
 		if (inside && skb->protocol != htons(ETH_ARP) && skb->protocol != htons(ETH_IPV6))
-			return leave(1);
+			return leave(skb, egress, 1);
 		add(COUNT_EXEMPT, 1);
 		return TCX_NEXT;
 	}
@@ -245,14 +245,14 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 		// Something without a connection bears the node's address on its way
 		// out of the node: one of a pod's packets is in it, or was.
 		if (!g && o.flags & ORIGIN_MASKED)
-			return leave(1);
+			return leave(skb, egress, 1);
 	}
 	if (parsed == OPAQUE)
-		return leave(final && !judged);
+		return leave(skb, egress, final && !judged);
 	__u32 about = (egress ? UP_EGRESS : 0) | (final ? UP_FINAL : 0) | (inside ? UP_BRIDGED : 0);
 	if (parsed == ASK) {
 		if (judged || !final)
-			return leave(0);
+			return leave(skb, egress, 0);
 		return upcall(skb, &p, &o, about, now);
 	}
 	if (judged) {

@@ -49,6 +49,34 @@ INLINE void add(__u32 which, __u64 n)
 		*c += n;
 }
 
+// Packets that were dropped for a reason that the audit log tells, by the device they
+// came from (0: this host) and the reason, an index of counters.
+struct drop {
+	__u32 ifindex, which;
+};
+
+struct {
+	UINT(type, MAP_LRU_HASH);
+	UINT(max_entries, 8192);
+	TYPE(key, struct drop);
+	TYPE(value, __u64);
+} drops SEC(".maps");
+
+// dropped counts packets by reason and by sender.
+APART int dropped(__u32 which, __u32 ifindex, __u64 n)
+{
+	add(which, n);
+	struct drop k = {.ifindex = ifindex, .which = which};
+	__u64 *c = map_lookup(&drops, &k), first = 0;
+	if (!c) {
+		map_update(&drops, &k, &first, BPF_NOEXIST); // or another CPU has just done so
+		c = map_lookup(&drops, &k);
+	}
+	if (c)
+		__sync_fetch_and_add(c, n);
+	return 0;
+}
+
 INLINE __u64 changed(__u16 cell)
 {
 	__u32 i = cell & (CELLS - 1);

@@ -49,11 +49,24 @@ struct {
 	TYPE(value, struct room);
 } rooms SEC(".maps");
 
-// leave is for what we cannot judge: the later hook does, if there is one.
-INLINE int leave(int final)
+// sender is the device that a packet came from, 0 if this host sent it.
+INLINE __u32 sender(const struct __sk_buff *skb, int egress)
 {
-	add(final ? COUNT_DROP : COUNT_UNPARSED, 1);
-	return final ? TCX_DROP : TCX_NEXT;
+	__u32 here = skb->ifindex, from = skb->ingress_ifindex;
+	// Or clang chooses between two places in the context, which the verifier refuses.
+	__asm__ volatile("" : "+r"(here), "+r"(from));
+	return egress ? from : here;
+}
+
+// leave is for what we cannot judge: the later hook does, if there is one.
+INLINE int leave(struct __sk_buff *skb, int egress, int final)
+{
+	if (!final) {
+		add(COUNT_UNPARSED, 1);
+		return TCX_NEXT;
+	}
+	dropped(COUNT_DROP, sender(skb, egress), 1);
+	return TCX_DROP;
 }
 
 // within takes n packets from the credit of a source. Two CPUs that do so at once
@@ -123,7 +136,7 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 	__u32 queue = here();
 	if (deserted(queue, now)) {
 		if (final && !open) {
-			add(COUNT_ALONE_DROP, 1);
+			dropped(COUNT_ALONE_DROP, sender(skb, egress), 1);
 			return TCX_DROP;
 		}
 		add(COUNT_ALONE_PASS, 1);
@@ -133,12 +146,12 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 	__u32 size = skb->gso_size ? p->headers + skb->gso_size : skb->len;
 	int cut = size > most; // would be lost on the way
 	if (cut && !final)
-		return leave(0);
+		return leave(skb, egress, 0);
 
 	__u32 ifindex = skb->ifindex;
 	struct device *d = map_lookup(&devices, &ifindex);
 	if (!d) // being attached or detached
-		return leave(final);
+		return leave(skb, egress, final);
 	__u32 n = skb->gso_segs && !cut ? skb->gso_segs : 1;
 	struct room *room = open ? map_lookup(&rooms, &queue) : 0;
 	if (room && room->sent + n > *(volatile __u64 *)&room->most) {
@@ -147,18 +160,18 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 	}
 	// Who is masqueraded shares an address with everybody else who is.
 	if (limited(d, o->flags & ORIGIN_NAT ? (const void *)o->client : &p->src, egress, now, n)) {
-		add(COUNT_LIMITED, 1);
+		dropped(COUNT_LIMITED, sender(skb, egress), 1);
 		return TCX_DROP;
 	}
 	// Nobody else can judge it: its first bytes do for that, and the sender has
 	// to send it again.
 	if (cut && skb_change_tail(skb, most, 0) < 0)
-		return leave(1);
+		return leave(skb, egress, 1);
 	if (o->flags && prepend(skb, o))
-		return leave(1);
+		return leave(skb, egress, 1);
 	__u8 macs[12]; // destination, source
 	if (skb_load_bytes(skb, 0, macs, sizeof(macs)) < 0)
-		return leave(1);
+		return leave(skb, egress, 1);
 	__builtin_memcpy(egress ? d->own : d->peer, macs + 6, 6);
 	// A pod that is refused for before it has said anything answers, too, and a
 	// bridge takes no frame from nobody.
@@ -176,7 +189,7 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 	if (cut)
 		meta[0] |= META_CUT;
 	if (skb_store_bytes(skb, 6, meta, sizeof(meta), 0) < 0)
-		return leave(1);
+		return leave(skb, egress, 1);
 	add(COUNT_UPCALL, n);
 	if (room)
 		__sync_fetch_and_add(&room->sent, n);
