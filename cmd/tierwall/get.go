@@ -14,6 +14,8 @@ import (
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/listing"
+	"github.com/tierwall/tierwall/cmd/internal/query"
+	"github.com/tierwall/tierwall/policy/diag"
 )
 
 func newGet() *cobra.Command {
@@ -108,13 +110,15 @@ func podNamed(in *cli.Input, name string) (*rule.Endpoint, error) {
 	if !ok {
 		return nil, fmt.Errorf("--pod %q: want NAMESPACE/NAME", name)
 	}
-	w := in.Snapshot.World("")
-	for i := range w.Endpoints {
-		if e := &w.Endpoints[i]; e.Namespace == namespace && e.Name == pod {
+	pods := in.Snapshot.World("").Endpoints
+	names := make([]string, len(pods))
+	for i := range pods {
+		if e := &pods[i]; e.Namespace == namespace && e.Name == pod {
 			return e, nil
 		}
+		names[i] = query.PodName(&pods[i])
 	}
-	return nil, fmt.Errorf("--pod: no pod %s", name)
+	return nil, fmt.Errorf("--pod: no pod %s%s", name, diag.Among(name, names))
 }
 
 func writePolicies(w io.Writer, policies []listing.Policy, wide bool) error {

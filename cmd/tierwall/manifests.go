@@ -99,7 +99,10 @@ func (q *question) load(cmd *cobra.Command) (*cli.Input, error) {
 	if err != nil {
 		return nil, err
 	}
-	return in, showFindings(cmd, in, q.output.JSON())
+	if err := showFindings(cmd, in, q.output.JSON()); err != nil {
+		return nil, err
+	}
+	return in, in.CheckNamespace(q.cluster.Namespace)
 }
 
 // showFindings prints what is wrong with the policies. It returns the finding to

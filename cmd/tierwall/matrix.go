@@ -26,7 +26,8 @@ grid per port: rows connect to columns.
 
 A port is NUMBER/PROTOCOL, or NAME/PROTOCOL for a named container port, which may
 have another number on every pod. A pod that has no port of that name is asked
-about port 0, which no rule that lists ports matches. 0/ICMP asks about ping.
+about port 0, which no rule that lists ports matches; a name that no pod has is an
+error. 0/ICMP asks about ping.
 
 Host-network pods are shown too: they share their node's address, so no policy
 selects them, and their own node's pods always accept them. Pods without an
@@ -53,6 +54,11 @@ policies in the audit stage were met, "staged" with what they would decide.`,
 			in, err := q.load(cmd)
 			if err != nil {
 				return err
+			}
+			for _, p := range asked {
+				if err := query.CheckPort(in.Table.World().Endpoints, p); err != nil {
+					return err
+				}
 			}
 			if pods := len(in.Table.World().Endpoints); pods > maxGrid && !q.output.JSON() && q.cluster.Namespace == "" {
 				return fmt.Errorf("%d pods are too many for a grid: ask for a namespace (-n), or for -o json", pods)

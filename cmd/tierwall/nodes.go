@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +14,7 @@ import (
 	"github.com/tierwall/tierwall/cmd/internal/api"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/cluster"
+	"github.com/tierwall/tierwall/policy/diag"
 )
 
 // askTimeout bounds what one daemon may take to answer a question that ends.
@@ -130,7 +130,7 @@ func pick(list []cluster.Daemon, nodes []string) ([]cluster.Daemon, error) {
 			for j, d := range list {
 				known[j] = d.Node
 			}
-			return nil, fmt.Errorf("no node %s; there is %s", name, strings.Join(known[:min(len(known), 10)], ", "))
+			return nil, fmt.Errorf("no node %s%s", name, diag.Among(name, known))
 		}
 		out = append(out, list[i])
 	}

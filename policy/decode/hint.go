@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"regexp"
 	"strings"
+
+	"github.com/tierwall/tierwall/policy/diag"
 )
 
 // rulePath matches the path of one rule of a policy.
@@ -93,34 +95,12 @@ func nearest(fields *goFields, name string) (string, int) {
 	return best, bestD
 }
 
-// distance counts the insertions, deletions, replacements and swaps of
-// neighbours that turn a into b (optimal string alignment). It stops caring
-// above 3.
+// distance is [diag.Edits]; it stops caring above 3.
 func distance(a, b string) int {
 	if d := len(a) - len(b); d > 3 || d < -3 {
 		return 4
 	}
-	var before, row, next []int
-	row = make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		next = make([]int, len(b)+1)
-		next[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			next[j] = min(row[j]+1, next[j-1]+1, row[j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				next[j] = min(next[j], before[j-2]+1)
-			}
-		}
-		before, row = row, next
-	}
-	return row[len(b)]
+	return diag.Edits(a, b)
 }
 
 // listHint answers a map or scalar where a list is wanted.

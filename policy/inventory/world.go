@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/diag"
 )
 
 // World returns the snapshot as the classifier sees it from a node; "" makes
@@ -60,8 +61,14 @@ func (s *Snapshot) World(node string) *rule.World {
 
 // WorldOf is [Snapshot.World] for a node that has to exist.
 func (s *Snapshot) WorldOf(node string) (*rule.World, error) {
-	if node != "" && !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == node }) {
-		return nil, fmt.Errorf("node %q is not in the inventory of %d nodes", node, len(s.Nodes))
+	if node == "" {
+		return s.World(node), nil
 	}
-	return s.World(node), nil
+	names := make([]string, len(s.Nodes))
+	for i := range s.Nodes {
+		if names[i] = s.Nodes[i].Name; names[i] == node {
+			return s.World(node), nil
+		}
+	}
+	return nil, fmt.Errorf("node %q is not among the %d nodes%s", node, len(names), diag.Among(node, names))
 }

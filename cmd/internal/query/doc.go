@@ -13,7 +13,8 @@
 // with identifier 1. A named port becomes the number the destination pod gives
 // that name. A pod without such a port is asked about port 0, which no rule that
 // names ports or ranges can match, so the answer is what rules without a port
-// list say; resolvedPort is then absent.
+// list say; resolvedPort is then absent. A name that no pod has is refused
+// ([CheckPort]).
 //
 // Where a question leaves the family open, it is IPv4 when both ends have it,
 // else IPv6.

@@ -60,6 +60,9 @@ type RuleTrace struct {
 
 // Explain decides one connection and records why.
 func Explain(t *classifier.Table, from, to Target, p Port, family Family) (Explanation, error) {
+	if err := CheckPort(t.World().Endpoints, p); err != nil {
+		return Explanation{}, err
+	}
 	src, dst, ok := family.pick(from.Addrs, to.Addrs)
 	if !ok {
 		return Explanation{}, noFamily(from, to, family)

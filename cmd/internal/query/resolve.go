@@ -9,6 +9,7 @@ import (
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
@@ -53,7 +54,7 @@ func Resolve(t *classifier.Table, inv *inventory.Snapshot, s string) (Target, er
 			}
 			known = append(known, "svc/"+services[i].Namespace+"/"+services[i].Name)
 		}
-		return Target{}, fmt.Errorf("no Service %s/%s%s", parts[1], parts[2], among(s, known))
+		return Target{}, fmt.Errorf("no Service %s/%s%s", parts[1], parts[2], diag.Among(s, known))
 	}
 	if len(parts) > 2 || s == "" {
 		return Target{}, fmt.Errorf("%q: want NAMESPACE/POD, an IP address or svc/NAMESPACE/NAME", s)
@@ -72,7 +73,7 @@ func Resolve(t *classifier.Table, inv *inventory.Snapshot, s string) (Target, er
 	case len(found) == 0 && waiting(inv, s):
 		return Target{}, fmt.Errorf("pod %s has no address (it waits for one, or has ended): no packet can come from it or reach it", s)
 	case len(found) == 0:
-		return Target{}, fmt.Errorf("no pod %s%s", s, among(s, known))
+		return Target{}, fmt.Errorf("no pod %s%s", s, diag.Among(s, known))
 	case len(found) > 1:
 		names := make([]string, len(found))
 		for i, e := range found {
@@ -92,37 +93,6 @@ func waiting(inv *inventory.Snapshot, name string) bool {
 
 func serviceTarget(s *inventory.Service) Target {
 	return Target{Name: "svc/" + s.Namespace + "/" + s.Name, Service: s}
-}
-
-// among lists what exists, the names that resemble s first, for an error text.
-func among(s string, known []string) string {
-	if len(known) == 0 {
-		return "; there is none at all"
-	}
-	tail := s[strings.LastIndexByte(s, '/')+1:]
-	slices.SortStableFunc(known, func(a, b string) int {
-		return resemblance(b, s, tail) - resemblance(a, s, tail)
-	})
-	const most = 6
-	more := ""
-	if len(known) > most {
-		more = fmt.Sprintf(" and %d more", len(known)-most)
-		known = known[:most]
-	}
-	return "; there is " + strings.Join(known, ", ") + more
-}
-
-func resemblance(known, asked, tail string) int {
-	switch {
-	case strings.HasSuffix(known, "/"+tail):
-		return 3
-	case tail != "" && strings.Contains(known, tail):
-		return 2
-	}
-	if ns, _, ok := strings.Cut(asked, "/"); ok && strings.HasPrefix(known, ns+"/") {
-		return 1
-	}
-	return 0
 }
 
 func selects(selector, labels map[string]string) bool {
