@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/cmd/internal/auditlog"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/policy/diag"
@@ -19,7 +20,7 @@ import (
 
 func newAuditSimulate() *cobra.Command {
 	var q logQuestion
-	var candidate, world string
+	var candidate, world agent.Paths
 	var check, rules bool
 	n := 50
 	cmd := &cobra.Command{
@@ -41,7 +42,7 @@ With --check the exit status is 1 when a verdict changes.`,
   kubectl get pods,namespaces,nodes,services -A -o yaml > world.yaml
   tierwall audit simulate --manifests policies/ --inventory world.yaml --check`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if candidate == "" {
+			if len(candidate) == 0 {
 				return usage(cmd, errors.New("--manifests is required"))
 			}
 			if err := q.parse(cmd); err != nil {
@@ -75,8 +76,8 @@ With --check the exit status is 1 when a verdict changes.`,
 	}
 	q.flags(cmd, "text", "json")
 	f := cmd.Flags()
-	f.StringVarP(&candidate, "manifests", "m", "", "directory or file with the candidate policies (required)")
-	f.StringVar(&world, "inventory", "", "directory or file with pods, namespaces, nodes and Services; its policies are ignored (default: those in --manifests)")
+	manifestsFlag(cmd, &candidate, "directory or file with the candidate policies; may be given several times (required)")
+	f.Var(&world, "inventory", "directory or file with pods, namespaces, nodes and Services, policies in it are ignored; may be given several times (default: those in --manifests)")
 	f.BoolVar(&check, "check", false, "exit with 1 if a verdict changes")
 	f.BoolVar(&rules, "rules", false, "also list what keeps its verdict and is decided by another policy or rule")
 	f.IntVarP(&n, "lines", "n", n, "how many changes to list; -1 for all")
@@ -85,9 +86,9 @@ With --check the exit status is 1 when a verdict changes.`,
 
 // candidateTable compiles the candidate policies with every pod local. Findings
 // are printed; errors among them end the command.
-func candidateTable(cmd *cobra.Command, candidate, world string, asJSON bool) (*classifier.Table, error) {
-	if world == "" {
-		in, err := cli.Load(candidate, "", cmd.InOrStdin())
+func candidateTable(cmd *cobra.Command, candidate, world []string, asJSON bool) (*classifier.Table, error) {
+	if len(world) == 0 {
+		in, err := cli.LoadWith(lower.Options{}, candidate, "", cmd.InOrStdin())
 		if err != nil {
 			return nil, err
 		}
@@ -96,8 +97,8 @@ func candidateTable(cmd *cobra.Command, candidate, world string, asJSON bool) (*
 	loader := manifests.Loader{
 		Kinds: lower.Kinds(), Inventory: inventory.Options{AssignAddresses: true}, Stdin: cmd.InOrStdin(),
 	}
-	objs, _, found := loader.Load(candidate)
-	_, snap, foundWorld := loader.Load(world)
+	objs, _, found := loader.Load(candidate...)
+	_, snap, foundWorld := loader.Load(world...)
 	// What is wrong with pods in the one and with policies in the other does not
 	// matter; what cannot be read does, and both loaders say so as errors.
 	found.Errors = append(found.Errors, foundWorld.Errors...)

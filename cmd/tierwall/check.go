@@ -74,7 +74,7 @@ func (w *world) check(cmd *cobra.Command, files []string) (*cli.Input, error) {
 	if len(files) == 0 {
 		return w.load(cmd, "")
 	}
-	if w.manifests != "" {
+	if len(w.manifests) > 0 {
 		return nil, usage(cmd, errors.New("use either --manifests or FILE arguments, not both"))
 	}
 	c, err := w.cluster.Open()

@@ -14,6 +14,7 @@ import (
 // one. Operators run tierwalld: it has all settings.
 func newDaemon() *cobra.Command {
 	c := agent.Default()
+	var paths agent.Paths
 	cmd := &cobra.Command{
 		Use:    "daemon --manifests DIR --node NAME",
 		Short:  "Run the node daemon; the demo does",
@@ -22,11 +23,14 @@ func newDaemon() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
+			if len(paths) > 0 {
+				c.Manifests = paths
+			}
 			return agent.Run(ctx, c)
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.Manifests, "manifests", c.Manifests, "directory of Kubernetes YAML to enforce")
+	f.Var(&paths, "manifests", "directory or file of Kubernetes YAML to enforce; may be given several times (default: "+c.Manifests.String()+")")
 	f.StringVar(&c.Node, "node", c.Node, "name of this node's Node object")
 	f.StringVar(&c.Dataplane, "dataplane", c.Dataplane, "auto, afxdp or nfqueue")
 	f.StringVar(&c.Audit.File, "audit-file", c.Audit.File, "audit log, JSON lines")

@@ -11,12 +11,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/demo"
 )
 
 func newDemo() *cobra.Command {
 	var c demo.Config
+	var policies agent.Paths
 	output := cli.NewFormat("text", "json")
 	dataplane := cli.NewFormat("auto", "afxdp", "nfqueue")
 	cmd := &cobra.Command{
@@ -39,13 +41,13 @@ pod=a|b|c, their namespaces ns=x|y|z; all serve the ports 80 (web, web-udp) and
   tierwall demo --keep   # then, elsewhere: ip netns exec tierwall-x-a nc 10.244.7.5 80`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c.Dataplane = dataplane.String()
+			c.Dataplane, c.Policies = dataplane.String(), policies
 			return runDemo(cmd, c, output.JSON())
 		},
 	}
 	f := cmd.Flags()
 	f.Var(dataplane, "dataplane", "how packets reach userspace")
-	f.StringVarP(&c.Policies, "manifests", "m", "", "directory or file with policies of your own (default: built-in ones)")
+	manifestsFlag(cmd, &policies, "directory or file with policies of your own; may be given several times (default: built-in ones)")
 	f.BoolVar(&c.Keep, "keep", false, "leave the world running until Ctrl-C and say how to enter it")
 	f.VarP(output, "output", "o", "form of the report")
 	return cmd

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/cluster"
 	"github.com/tierwall/tierwall/cmd/internal/query"
@@ -23,16 +24,21 @@ const readTimeout = 2 * time.Minute
 // world has the flags that say where policies and pods are read from: manifests,
 // or a cluster.
 type world struct {
-	manifests string
+	manifests agent.Paths
 	cluster   cluster.Options
 	lower     lower.Options
 	endpoints bool // the question is about a Service, perhaps: read EndpointSlices
 }
 
 func (w *world) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&w.manifests, "manifests", "m", "", "directory or file of Kubernetes YAML, \"-\" for standard input (default: the cluster)")
+	manifestsFlag(cmd, &w.manifests, "directory or file of Kubernetes YAML, \"-\" for standard input; may be given several times (default: the cluster)")
 	clusterFlags(cmd, &w.cluster)
 	mixedFlag(cmd, &w.lower)
+}
+
+// manifestsFlag adds the flag --manifests: every use adds a directory or file.
+func manifestsFlag(cmd *cobra.Command, p *agent.Paths, help string) {
+	cmd.Flags().VarP(p, "manifests", "m", help)
 }
 
 // clusterFlags are kubectl's.
@@ -47,9 +53,9 @@ func clusterFlags(cmd *cobra.Command, o *cluster.Options) {
 // manifests are given.
 func (w *world) load(cmd *cobra.Command, node string) (*cli.Input, error) {
 	switch {
-	case w.manifests != "" && w.cluster.Given():
+	case len(w.manifests) > 0 && w.cluster.Given():
 		return nil, usage(cmd, errors.New("--manifests and a cluster (--kubeconfig, --context) are two different sources: give one"))
-	case w.manifests != "":
+	case len(w.manifests) > 0:
 		return cli.LoadWith(w.lower, w.manifests, node, cmd.InOrStdin())
 	}
 	return w.live(cmd, node)

@@ -38,6 +38,7 @@ func newCommand(run func(context.Context, agent.Config) error) *cobra.Command {
 	defaults := agent.Default()
 	var file string
 	flags := defaults // values the flags are parsed into
+	var paths agent.Paths
 	cmd := &cobra.Command{
 		Use:   "tierwalld",
 		Short: "Tierwall's node daemon: enforces policy on this node's pods",
@@ -72,7 +73,7 @@ Exit status: 0 stopped in order, 1 could not start or go on, 2 wrong usage.`,
 				}
 			}
 			for name, set := range map[string]func(){
-				"manifests":   func() { c.Manifests = flags.Manifests },
+				"manifests":   func() { c.Manifests = paths },
 				"node":        func() { c.Node = flags.Node },
 				"dataplane":   func() { c.Dataplane = flags.Dataplane },
 				"fail-mode":   func() { c.FailMode = flags.FailMode },
@@ -105,7 +106,7 @@ Exit status: 0 stopped in order, 1 could not start or go on, 2 wrong usage.`,
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "configuration file")
-	f.StringVar(&flags.Manifests, "manifests", defaults.Manifests, "directory of policies and inventory as Kubernetes YAML")
+	f.Var(&paths, "manifests", "directory or file of policies and inventory as Kubernetes YAML; may be given several times (default: "+defaults.Manifests.String()+")")
 	f.StringVar(&flags.Node, "node", defaults.Node, "name of this node's Node object; default: the host name")
 	f.StringVar(&flags.Dataplane, "dataplane", defaults.Dataplane, "auto, afxdp or nfqueue")
 	f.StringVar(&flags.FailMode, "fail-mode", defaults.FailMode, "closed or open: new connections while nobody can judge them")

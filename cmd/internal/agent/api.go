@@ -92,7 +92,7 @@ func (d *daemon) probes() []api.Probe {
 // apiSource says where policy comes from.
 func (d *daemon) apiSource() api.Source {
 	if d.cluster == nil {
-		return api.Source{Kind: "manifests", Where: d.cfg.Manifests, Synced: d.generation() > 0}
+		return api.Source{Kind: "manifests", Where: d.cfg.Manifests.String(), Synced: d.generation() > 0}
 	}
 	where := d.cfg.Kubernetes.Kubeconfig
 	if where == "" {

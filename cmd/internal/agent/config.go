@@ -30,9 +30,9 @@ type Config struct {
 	// Node is the name of this node's Node object. "" = the environment's
 	// NODE_NAME, or the host name.
 	Node string `json:"node"`
-	// Manifests is the directory (or file) to read policies and inventory from. ""
-	// with Kubernetes.Enabled, and only then.
-	Manifests string `json:"manifests"`
+	// Manifests are the directories and files to read policies and inventory from.
+	// None with Kubernetes.Enabled, and only then.
+	Manifests Paths `json:"manifests"`
 	// Kubernetes says how to read them from an API server instead.
 	Kubernetes KubernetesConfig `json:"kubernetes"`
 	// Dataplane is auto, afxdp or nfqueue.
@@ -228,7 +228,7 @@ func checkAddress(s string) error {
 // Default returns the configuration used where nothing is said.
 func Default() Config {
 	return Config{
-		Manifests: "/etc/tierwall/manifests",
+		Manifests: Paths{"/etc/tierwall/manifests"},
 		Kubernetes: KubernetesConfig{
 			Snapshot:       "/var/lib/tierwall/snapshot",
 			SnapshotMaxAge: metav1.Duration{Duration: kube.DefaultSnapshotMaxAge},
@@ -272,9 +272,9 @@ func (c *Config) Validate() error {
 	errs = append(errs, c.Audit.validate()...)
 	switch {
 	case c.CleanupOnly, c.Controller.Enabled:
-	case c.Kubernetes.Enabled && c.Manifests != "":
+	case c.Kubernetes.Enabled && len(c.Manifests) > 0:
 		errs = append(errs, errors.New(`manifests: there is one source of policies: write manifests: "" with kubernetes.enabled`))
-	case !c.Kubernetes.Enabled && c.Manifests == "":
+	case !c.Kubernetes.Enabled && len(c.Manifests) == 0:
 		errs = append(errs, errors.New("manifests: want a directory with policies and inventory, or kubernetes.enabled"))
 	}
 	errs = append(errs, c.Kubernetes.validate()...)

@@ -50,6 +50,8 @@ func TestLoadRefuses(t *testing.T) {
 		"nfqueue: {queueLength: -1}":             "nfqueue.queueLength: -1",
 		"audit: {window: soon}":                  "audit.window: ",
 		"dns: {hold: 100}":                       "dns.hold: ",
+		"manifests: 5":                           "manifests: want a path or a list of paths",
+		`manifests: ["", a]`:                     "manifests: want a path or a list of paths",
 		"controller: {webhook: {addressing: x}}": "controller.webhook.addressing: unknown key",
 		"afxdp: tcx":                             "afxdp: ",
 		"- a":                                    "where keys belong",
@@ -71,6 +73,9 @@ func TestLoad(t *testing.T) {
 		"":                              func(*Config) {},
 		"# nothing\n---\n# here\n---\n": func(*Config) {},
 		"failMode: null\nafxdp: null":   func(*Config) {},
+		`manifests: ""`:                 func(c *Config) { c.Manifests = nil },
+		"manifests: /a,b":               func(c *Config) { c.Manifests = Paths{"/a,b"} },
+		"manifests: [/a, /b]":           func(c *Config) { c.Manifests = Paths{"/a", "/b"} },
 		"---\nfailMode: open\nafxdp: {attach: tcx, antiSpoofing: false}\ndns: {hold: 1s}\ncontroller: {webhook: {names: a}}": func(c *Config) {
 			c.FailMode, c.AFXDP.Attach, c.AFXDP.AntiSpoofing, c.DNS.Hold.Duration, c.Controller.Webhook.Names = "open", "tcx", false, time.Second, "a"
 		},
@@ -125,7 +130,7 @@ func TestValidateForBackends(t *testing.T) {
 func TestValidateNamesEveryMistake(t *testing.T) {
 	c := Default()
 	c.Dataplane, c.FailMode, c.Established, c.Audit.Format = "xdp", "half", "maybe", "xml"
-	c.Audit.Window.Duration, c.Manifests, c.Conntrack.MaxConnections, c.AFXDP.FlowEntries, c.AFXDP.Queues = 0, "", 0, 1, -1
+	c.Audit.Window.Duration, c.Manifests, c.Conntrack.MaxConnections, c.AFXDP.FlowEntries, c.AFXDP.Queues = 0, nil, 0, 1, -1
 	c.Kubernetes.SnapshotMaxAge.Duration, c.Kubernetes.SnapshotWait.Duration, c.Kubernetes.RemoveTaint = 0, -1, "a b"
 	c.Audit.Mode, c.Audit.Keep, c.Audit.Chain, c.Audit.Syslog, c.Audit.Stream, c.Audit.File = "rw", -1, true, "log:514", "/x", "/x"
 	err := c.Validate()
@@ -145,10 +150,10 @@ func TestValidateNamesEveryMistake(t *testing.T) {
 // There is exactly one source of policies.
 func TestOneSource(t *testing.T) {
 	for _, c := range []struct {
-		manifests string
+		manifests Paths
 		enabled   bool
 		ok        bool
-	}{{"/m", false, true}, {"", true, true}, {"/m", true, false}, {"", false, false}} {
+	}{{Paths{"/m"}, false, true}, {nil, true, true}, {Paths{"/m"}, true, false}, {nil, false, false}} {
 		conf := Default()
 		conf.Manifests, conf.Kubernetes.Enabled = c.manifests, c.enabled
 		if err := conf.Validate(); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), "manifests: ") {

@@ -8,7 +8,7 @@ func TestInstalledConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !c.Kubernetes.Enabled || c.Manifests != "" {
+	if !c.Kubernetes.Enabled || len(c.Manifests) > 0 {
 		t.Errorf("kubernetes.enabled %v, manifests %q", c.Kubernetes.Enabled, c.Manifests)
 	}
 	if c.Metrics.Address != "127.0.0.1:7380" { // the probes of deploy/daemon/daemonset.yaml ask there

@@ -84,7 +84,7 @@ func rigOf(t *testing.T, w *world.World, dataplane string) *rig {
 	t.Helper()
 	r := &rig{t: t, world: w, dir: t.TempDir(), state: t.TempDir()}
 	r.conf = Default()
-	r.conf.Manifests, r.conf.Node, r.conf.Dataplane = r.dir, world.NodeName, dataplane
+	r.conf.Manifests, r.conf.Node, r.conf.Dataplane = Paths{r.dir}, world.NodeName, dataplane
 	r.conf.AFXDP.PinPath = nstest.BPFFS(t)
 	r.conf.Audit.File = filepath.Join(r.state, "audit.log")
 	r.conf.Audit.All = true
@@ -378,8 +378,9 @@ func TestBrokenManifests(t *testing.T) {
 // enforce, and a daemon that runs anyway would look as if it did.
 func TestStartRefusesBrokenManifests(t *testing.T) {
 	c := Default()
-	c.Manifests, c.Node = t.TempDir(), "n"
-	if err := os.WriteFile(filepath.Join(c.Manifests, "p.yaml"), []byte("kind: [\n"), 0o600); err != nil {
+	dir := t.TempDir()
+	c.Manifests, c.Node = Paths{dir}, "n"
+	if err := os.WriteFile(filepath.Join(dir, "p.yaml"), []byte("kind: [\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	err := Run(t.Context(), c)

@@ -343,20 +343,20 @@ func (p publisher) Publish(t *classifier.Table, report *classifier.Report) error
 
 // source reads manifests for the controller.
 type source struct {
-	path    string
+	paths   []string
 	changes <-chan struct{}
 }
 
-func newSource(ctx context.Context, path string) (*source, error) {
-	changes, err := manifests.Watch(ctx, path, 0)
+func newSource(ctx context.Context, paths []string) (*source, error) {
+	changes, err := manifests.WatchAll(ctx, paths, 0)
 	if err != nil {
-		return nil, fmt.Errorf("watch %s: %w", path, err)
+		return nil, fmt.Errorf("watch %w", err)
 	}
-	return &source{path: path, changes: changes}, nil
+	return &source{paths: paths, changes: changes}, nil
 }
 
 func (s *source) Load(context.Context) ([]*api.Object, *inventory.Snapshot, diag.List) {
-	return manifests.Load(s.path, lower.Kinds())
+	return manifests.Loader{Kinds: lower.Kinds()}.Load(s.paths...)
 }
 
 func (s *source) Changes() <-chan struct{} { return s.changes }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,7 +18,6 @@ import (
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lower"
 	"github.com/tierwall/tierwall/policy/source/kube"
-	"github.com/tierwall/tierwall/policy/source/manifests"
 )
 
 // Gap is a part of a cluster that was not read, and what that means for the
@@ -75,21 +74,11 @@ func (in *Input) take(r assess.Result) { in.Objects, in.Set = r.Objects, r.Set }
 // Objects that name no namespace get the one given ("" means default), as kubectl
 // does it. There is no Set and no Table yet: see Alone and WithFiles.
 func ReadFiles(paths []string, namespace string, stdin io.Reader) (*Input, error) {
-	in := &Input{unfit: true}
-	var pods []*inventory.Snapshot
-	for _, path := range paths {
-		if path != manifests.Stdin {
-			if _, err := os.Stat(path); err != nil {
-				return nil, fmt.Errorf("read manifests: %w", err)
-			}
-		}
-		loader := manifests.Loader{Kinds: lower.Kinds(), Inventory: inventory.Options{AssignAddresses: true}, Stdin: stdin}
-		objs, snap, found := loader.Load(path)
-		in.Objects = append(in.Objects, objs...)
-		in.Findings.Add(found)
-		pods = append(pods, snap)
+	objs, snap, found, err := readManifests(paths, stdin)
+	if err != nil {
+		return nil, err
 	}
-	in.Snapshot = pods[0]
+	in := &Input{unfit: true, Objects: objs, Snapshot: snap, Findings: found}
 	for _, o := range in.Objects {
 		meta, _ := o.Raw["metadata"].(map[string]any)
 		if given, _ := meta["namespace"].(string); !o.Kind.Namespaced || given != "" || namespace == "" {
@@ -100,14 +89,17 @@ func ReadFiles(paths []string, namespace string, stdin io.Reader) (*Input, error
 			v.SetNamespace(namespace)
 		}
 	}
-	if len(paths) > 1 {
-		in.Findings.Add(decode.Duplicates(in.Objects))
+	// An object without a namespace may be another one's twin now that it has one.
+	for _, d := range decode.Duplicates(in.Objects).Errors {
+		if !slices.ContainsFunc(in.Findings.Errors, d.Equal) {
+			in.Findings.Errors = append(in.Findings.Errors, d)
+		}
 	}
 	in.Findings.Sort()
 	return in, nil
 }
 
-// Alone compiles what ReadFiles read, with the pods of the first file.
+// Alone compiles what ReadFiles read, with the pods that are there.
 func (in *Input) Alone(opt lower.Options) error {
 	set, found := opt.Build(in.Objects, in.Snapshot)
 	in.Set = set

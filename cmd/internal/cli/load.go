@@ -47,20 +47,16 @@ type Input struct {
 // says that the question makes no sense, such as a directory or a node that does
 // not exist.
 func Load(dir, node string, stdin io.Reader) (*Input, error) {
-	return LoadWith(lower.Options{}, dir, node, stdin)
+	return LoadWith(lower.Options{}, []string{dir}, node, stdin)
 }
 
-// LoadWith is Load for a daemon with these options.
-func LoadWith(opt lower.Options, dir, node string, stdin io.Reader) (*Input, error) {
-	if dir != manifests.Stdin {
-		if _, err := os.Stat(dir); err != nil {
-			return nil, fmt.Errorf("read manifests: %w", err)
-		}
+// LoadWith is Load of several directories and files, which add up, for a daemon
+// with these options.
+func LoadWith(opt lower.Options, paths []string, node string, stdin io.Reader) (*Input, error) {
+	objs, snap, found, err := readManifests(paths, stdin)
+	if err != nil {
+		return nil, err
 	}
-	loader := manifests.Loader{
-		Kinds: lower.Kinds(), Inventory: inventory.Options{AssignAddresses: true}, Stdin: stdin,
-	}
-	objs, snap, found := loader.Load(dir)
 	in := &Input{Objects: objs, Snapshot: snap, Findings: found}
 	if snap != nil {
 		set, found := opt.Build(objs, snap)
@@ -70,6 +66,22 @@ func LoadWith(opt lower.Options, dir, node string, stdin io.Reader) (*Input, err
 	in.Findings.Sort()
 	in.unfit = len(in.Findings.Errors) > 0
 	return in, in.compile(node)
+}
+
+// readManifests reads what offline tools ask about. The error says that a path
+// does not exist.
+func readManifests(paths []string, stdin io.Reader) ([]*api.Object, *inventory.Snapshot, diag.List, error) {
+	for _, path := range paths {
+		if path == manifests.Stdin {
+			continue
+		}
+		if _, err := os.Stat(path); err != nil {
+			return nil, nil, diag.List{}, fmt.Errorf("read manifests: %w", err)
+		}
+	}
+	loader := manifests.Loader{Kinds: lower.Kinds(), Inventory: inventory.Options{AssignAddresses: true}, Stdin: stdin}
+	objs, snap, found := loader.Load(paths...)
+	return objs, snap, found, nil
 }
 
 // compile makes the table, if there is a set to make it of.

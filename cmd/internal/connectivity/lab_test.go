@@ -132,7 +132,7 @@ func newLab(t *testing.T, topology, dataplane string, pods int) *lab {
 
 	l.dir = t.TempDir()
 	conf := agent.Default()
-	conf.Node, conf.Manifests, conf.Dataplane = nodeName, l.dir, dataplane
+	conf.Node, conf.Manifests, conf.Dataplane = nodeName, agent.Paths{l.dir}, dataplane
 	conf.AFXDP.PinPath = nstest.BPFFS(t)
 	conf.AFXDP.UpcallRate = -1 // the suite is a flood
 	conf.Metrics.Address = ""

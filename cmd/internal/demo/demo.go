@@ -17,11 +17,11 @@ import (
 // Config is what the command line says. Dataplane, Executable, Out and Progress
 // are required.
 type Config struct {
-	Dataplane  string // auto, afxdp or nfqueue
-	Policies   string // directory or file of policies; "" = the built-in ones
-	Executable string // the program whose "daemon" command is the daemon
-	Keep       bool   // leave the world running until the context ends
-	PinDir     string // where Keep names the namespaces; "" = /run/netns
+	Dataplane  string   // auto, afxdp or nfqueue
+	Policies   []string // directories and files of policies; none = the built-in ones
+	Executable string   // the program whose "daemon" command is the daemon
+	Keep       bool     // leave the world running until the context ends
+	PinDir     string   // where Keep names the namespaces; "" = /run/netns
 
 	Out      func(*Report) error // prints the report
 	Progress *Progress

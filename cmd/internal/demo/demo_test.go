@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 func staged(t *testing.T) []Observation {
 	t.Helper()
 	dir := t.TempDir()
-	if err := writeManifests(dir, ""); err != nil {
+	if err := writeManifests(dir, nil); err != nil {
 		t.Fatal(err)
 	}
 	in, err := cli.Load(dir, world.NodeName, nil)
@@ -243,15 +243,23 @@ func TestWriteManifests(t *testing.T) {
 	}
 	for from, want := range map[string]string{src: "policies/a.yaml policies/sub/b.json world.yaml", src + "/a.yaml": "policies/a.yaml world.yaml"} {
 		dir := t.TempDir()
-		if err := writeManifests(dir, from); err != nil {
+		if err := writeManifests(dir, []string{from}); err != nil {
 			t.Fatal(err)
 		}
 		if got := strings.Join(list(dir), " "); got != want {
 			t.Errorf("from %s: %s, want %s", from, got, want)
 		}
 	}
+	// Of several, files of one name do not replace each other.
+	dir := t.TempDir()
+	if err := writeManifests(dir, []string{src, src + "/a.yaml"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(list(dir), " "); got != "policies/1/a.yaml policies/1/sub/b.json policies/2/a.yaml world.yaml" {
+		t.Errorf("from two: %s", got)
+	}
 	for _, from := range []string{src + "/none", t.TempDir()} {
-		if err := writeManifests(t.TempDir(), from); err == nil {
+		if err := writeManifests(t.TempDir(), []string{from}); err == nil {
 			t.Errorf("%s has no manifests, and that is no error", from)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tierwall/tierwall/cmd/internal/world"
@@ -13,8 +14,8 @@ import (
 )
 
 // writeManifests fills dir with the world's description and the policies: those
-// of a directory or file, or the built-in ones when policies is "".
-func writeManifests(dir, policies string) error {
+// of directories and files, or the built-in ones when there are none.
+func writeManifests(dir string, policies []string) error {
 	inventory, err := world.Manifests()
 	if err != nil {
 		return err
@@ -26,7 +27,7 @@ func writeManifests(dir, policies string) error {
 	if err := os.WriteFile(filepath.Join(dir, "world.yaml"), inventory, 0o644); err != nil {
 		return err
 	}
-	if policies == "" {
+	if len(policies) == 0 {
 		from, err := fs.Sub(examples.FS, "demo")
 		if err != nil {
 			return err
@@ -34,20 +35,37 @@ func writeManifests(dir, policies string) error {
 		_, err = copyManifests(from, to)
 		return err
 	}
-	info, err := os.Stat(policies)
-	if err != nil {
-		return fmt.Errorf("policies: %w", err)
-	}
-	if !info.IsDir() {
-		b, err := os.ReadFile(policies)
-		if err != nil {
+	for i, from := range policies {
+		part := to
+		if len(policies) > 1 { // files of two directories may have one name
+			part = filepath.Join(to, strconv.Itoa(i+1))
+			if err := os.Mkdir(part, 0o755); err != nil {
+				return err
+			}
+		}
+		if err := copyPolicies(from, part); err != nil {
 			return fmt.Errorf("policies: %w", err)
 		}
-		return os.WriteFile(filepath.Join(to, filepath.Base(policies)), b, 0o644)
 	}
-	n, err := copyManifests(os.DirFS(policies), to)
+	return nil
+}
+
+// copyPolicies copies a directory's manifests, or a file.
+func copyPolicies(from, to string) error {
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		b, err := os.ReadFile(from)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(to, filepath.Base(from)), b, 0o644)
+	}
+	n, err := copyManifests(os.DirFS(from), to)
 	if err == nil && n == 0 {
-		err = fmt.Errorf("policies: %s has no .yaml, .yml or .json file", policies)
+		err = fmt.Errorf("%s has no .yaml, .yml or .json file", from)
 	}
 	return err
 }
@@ -76,8 +94,5 @@ func copyManifests(from fs.FS, to string) (n int, err error) {
 		n++
 		return os.WriteFile(filepath.Join(to, path), b, 0o644)
 	})
-	if err != nil {
-		err = fmt.Errorf("policies: %w", err)
-	}
 	return n, err
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/decode"
@@ -37,29 +38,22 @@ func Load(path string, kinds []api.Kind) ([]*api.Object, *inventory.Snapshot, di
 	return Loader{Kinds: kinds}.Load(path)
 }
 
-// Load reads a directory, a file, or standard input, and returns the policy
-// objects in the order read, the world, and all findings, sorted. With error
-// findings the rest is incomplete: good for more findings, not for use. The
-// snapshot is never nil.
-func (l Loader) Load(path string) ([]*api.Object, *inventory.Snapshot, diag.List) {
+// Load reads directories, files and standard input as if all were in one
+// directory, and returns the policy objects in the order read, the world, and all
+// findings, sorted. With error findings the rest is incomplete: good for more
+// findings, not for use. The snapshot is never nil.
+func (l Loader) Load(paths ...string) ([]*api.Object, *inventory.Snapshot, diag.List) {
 	r := run{dec: decode.Decoder{Kinds: l.Kinds}}
-	if path == Stdin {
-		in := l.Stdin
-		if in == nil {
-			in = os.Stdin
-		}
-		r.read("stdin", in)
-	} else {
-		files := 0
-		err := walk(path, func(file string, info fs.FileInfo) {
-			files++
-			r.file(file, info)
-		}, nil)
+	for i, path := range paths {
 		switch {
-		case err != nil:
-			r.walkErrors(path, err)
-		case files == 0:
-			r.fail(path, "the directory has no manifest", "put *.yaml, *.yml or *.json files there")
+		case path != Stdin:
+			r.path(path)
+		case slices.Contains(paths[:i], Stdin):
+			r.fail("stdin", "standard input is given twice", "it can be read once: give - once")
+		case l.Stdin != nil:
+			r.read("stdin", l.Stdin)
+		default:
+			r.read("stdin", os.Stdin)
 		}
 	}
 	r.found.Add(decode.Duplicates(r.objs))
@@ -81,6 +75,21 @@ type run struct {
 	objs  []*api.Object
 	found diag.List
 	total int64
+}
+
+// path reads a directory or a file.
+func (r *run) path(path string) {
+	files := 0
+	err := walk(path, func(file string, info fs.FileInfo) {
+		files++
+		r.file(file, info)
+	}, nil)
+	switch {
+	case err != nil:
+		r.walkErrors(path, err)
+	case files == 0:
+		r.fail(path, "the directory has no manifest", "put *.yaml, *.yml or *.json files there")
+	}
 }
 
 func (r *run) fail(file, message, hint string) {

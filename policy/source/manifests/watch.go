@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -35,6 +36,32 @@ type Watcher struct {
 // Watch is [Watcher.Start] with the defaults; debounce 0 is [DefaultDebounce].
 func Watch(ctx context.Context, path string, debounce time.Duration) (<-chan struct{}, error) {
 	return Watcher{Path: path, Debounce: debounce}.Start(ctx)
+}
+
+// WatchAll watches several directories and files as [Watch] does one: the channel
+// gets a value after a change of any.
+func WatchAll(ctx context.Context, paths []string, debounce time.Duration) (<-chan struct{}, error) {
+	out := make(chan struct{}, 1)
+	var watchers sync.WaitGroup
+	for _, path := range paths {
+		changes, err := Watch(ctx, path, debounce)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		watchers.Go(func() {
+			for range changes {
+				select {
+				case out <- struct{}{}:
+				default:
+				}
+			}
+		})
+	}
+	go func() {
+		watchers.Wait()
+		close(out)
+	}()
+	return out, nil
 }
 
 // Start watches until ctx ends. The channel gets a value after every change of

@@ -211,3 +211,33 @@ func TestWatchSoon(t *testing.T) {
 		t.Errorf("noticed after %v, want at most 30ms", best)
 	}
 }
+
+// TestWatchAll: a change of any of several is told, and Load reads all of them.
+func TestWatchAll(t *testing.T) {
+	first, second := t.TempDir(), filepath.Join(t.TempDir(), "p.yaml")
+	write(t, filepath.Join(first, "a.yaml"), policy("a"))
+	write(t, second, policy("b"))
+	ctx, cancel := context.WithCancel(t.Context())
+	c, err := WatchAll(ctx, []string{first, second}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(first, "c.yaml"), policy("c"))
+	told(t, c, "a new file in the first")
+	write(t, second, policy("d"))
+	told(t, c, "a change of the second")
+	objs, _, found := Loader{Kinds: kinds}.Load(first, second)
+	got := ""
+	for _, o := range objs {
+		got += o.Name
+	}
+	if got != "acd" || found.Err() != nil {
+		t.Errorf("policies %q, %v", got, found.Err())
+	}
+	cancel()
+	for range c { // closed when the watchers are gone
+	}
+	if _, err := WatchAll(t.Context(), []string{first, "/nonexistent"}, 0); err == nil {
+		t.Error("a path that does not exist is watched")
+	}
+}
