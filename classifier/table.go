@@ -203,6 +203,23 @@ func (t *Table) Policy() rule.Set {
 	return set
 }
 
+// StagedPolicies counts the policies with a rule or isolation that is evaluated
+// and recorded, and not enforced. It looks at all of them.
+func (t *Table) StagedPolicies() int {
+	staged := map[PolicyRef]struct{}{}
+	t.rules.each(func(r **rule.Rule) {
+		if *r != nil && (*r).Stage == rule.AuditOnly {
+			staged[RefOf(&(*r).Origin)] = struct{}{}
+		}
+	})
+	t.isolations.each(func(i **rule.Isolation) {
+		if *i != nil && (*i).Stage == rule.AuditOnly {
+			staged[RefOf(&(*i).Origin)] = struct{}{}
+		}
+	})
+	return len(staged)
+}
+
 // Outcome resolves an id from a Decision of this table. Zero yields nil.
 func (t *Table) Outcome(id OutcomeID) *Outcome {
 	if id == 0 {

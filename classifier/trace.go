@@ -175,7 +175,7 @@ func (w *explainWalk) rule(id RuleID, r *rule.Rule, tb *TraceBand) TraceRule {
 	tr.Matched = true
 	switch {
 	case r.Stage == rule.AuditOnly:
-		tr.Detail = "audit-only: would " + r.Action.String()
+		tr.Detail = "staged: would " + r.Action.String()
 	case r.Action == rule.Skip:
 		w.skipped |= r.Skip
 		w.skipper = id

@@ -52,7 +52,8 @@ what is written; SOURCE says where it is written. TIER-PRIORITY and PRIORITY are
 --pod lists only the policies that are about one pod, still in their order: what
 decides for it, strongest first.
 
--o wide adds BAND, DIALECT and SUBJECT, in words. A policy that lowers to nothing,
+STAGE is there when a policy listed is staged: "audit" is recorded and not enforced.
+-o wide always has it, and BAND, DIALECT and SUBJECT, in words. A policy that lowers to nothing,
 for example one without rules, has no place in the order: it comes last, with the
 band <NONE>.
 
@@ -123,6 +124,11 @@ func podNamed(in *cli.Input, name string) (*rule.Endpoint, error) {
 
 func writePolicies(w io.Writer, policies []listing.Policy, wide bool) error {
 	header := []string{"NAME", "APPLIED-TO", "RULES", "SOURCE", "TIER-PRIORITY", "PRIORITY"}
+	// antctl has no such column, and knows no staged policies.
+	staged := wide || slices.ContainsFunc(policies, func(p listing.Policy) bool { return p.Stage != rule.Enforce.String() })
+	if staged {
+		header = append(header, "STAGE")
+	}
 	if wide {
 		header = append(header, "BAND", "DIALECT", "SUBJECT")
 	}
@@ -130,6 +136,9 @@ func writePolicies(w io.Writer, policies []listing.Policy, wide bool) error {
 	for i := range policies {
 		p := &policies[i]
 		row := p.Cells()
+		if staged {
+			row = append(row, p.Stage)
+		}
 		if wide {
 			row = append(row, orNone(p.Band), orNone(p.Dialect), orNone(strings.Join(p.Subjects, ", ")))
 		}

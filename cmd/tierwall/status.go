@@ -30,7 +30,8 @@ as for "flows". Of one node alone it tells more.
 
 POLICY is the hash of the rules in force: equal where the same policies are.
 SOURCE is "snapshot" while the API server has not been reached since the daemon
-started and policy comes from the node's disk.
+started and policy comes from the node's disk. STAGED, when there are any, counts
+policies that are recorded and not enforced.
 
 JSON: {"nodes":[{"node","pod","error","status":{…}}]}.
 Exit code 1 when a node does not answer, is not ready or has errors.`,
@@ -107,6 +108,10 @@ func (a *statusAnswer) bad() (n int) {
 
 func (a *statusAnswer) write(w io.Writer, wide bool, now time.Time) error {
 	header := []string{"NODE", "READY", "DATAPLANE", "POLICY", "OBJECTS", "ERRORS", "CONNECTIONS", "SOURCE", "AGE"}
+	staged := wide || slices.ContainsFunc(a.Nodes, func(n nodeStatus) bool { return n.Status != nil && n.Status.Policy.Staged > 0 })
+	if staged {
+		header = append(header, "STAGED")
+	}
 	if wide {
 		header = append(header, "TABLE", "PODS", "AUDIT-LOST", "VERSION", "WHY")
 	}
@@ -118,6 +123,9 @@ func (a *statusAnswer) write(w io.Writer, wide bool, now time.Time) error {
 		s := one.Status
 		if s == nil {
 			row := []string{one.Node, "unknown", "-", "-", "-", "-", "-", "-", "-"}
+			if staged {
+				row = append(row, "-")
+			}
 			if wide {
 				row = append(row, "-", "-", "-", "-", oneLine(one.Error))
 			}
@@ -131,6 +139,9 @@ func (a *statusAnswer) write(w io.Writer, wide bool, now time.Time) error {
 		row := []string{
 			one.Node, yes(s.Ready), orNone(s.Dataplane.Backends), shortHash(s.Policy.Hash), strconv.Itoa(s.Policy.Objects),
 			strconv.Itoa(s.Policy.ErrorsTotal), strconv.Itoa(s.Traffic.Connections), sourceWord(s), age(now.Sub(s.Started)),
+		}
+		if staged {
+			row = append(row, strconv.Itoa(s.Policy.Staged))
 		}
 		if wide {
 			lost := "-"
@@ -216,6 +227,9 @@ func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error 
 	p := &st.Policy
 	line("policy", "table %d, hash %s", p.Generation, orNone(p.Hash))
 	line("", "%d objects, %d rules, %d isolations, %d pods", p.Objects, p.Rules, p.Isolations, p.Pods)
+	if p.Staged > 0 {
+		line("", "%s", s.Yellow(fmt.Sprintf("%d staged: recorded, not enforced (annotation tierwall.io/stage: audit)", p.Staged)))
+	}
 	if p.LastSuccess != nil {
 		line("", "last change in force %s ago", age(now.Sub(*p.LastSuccess)))
 	}

@@ -37,7 +37,7 @@ With the right to list nodes, nodes without a report are waited for, too.
 
 JSON: {"object","resourceVersion","enforced","nodes":[{"node","state","why"}],
 "allNodesKnown"}; state is enforced, pending, refused, unknown or no-report.
-Exit code 1 when it is not enforced in time, or a node refuses it.`,
+Exit code 1 when it is not enforced in time, a node refuses it, or it is staged.`,
 		Example: `  tierwall wait --for=enforced networkpolicy/db -n shop
   kubectl apply -f deny.yaml && tierwall wait --for=enforced acnp/deny --timeout 10s`,
 		Args: cobra.ExactArgs(1),
@@ -54,6 +54,9 @@ Exit code 1 when it is not enforced in time, or a node refuses it.`,
 			v, err := c.Find(ctx, args[0])
 			if err != nil {
 				return err
+			}
+			if v.Staged {
+				return writeStagedWait(cmd.OutOrStdout(), &v, output.JSON())
 			}
 			w := waiter{daemons: &cluster.Daemons{Cluster: c, Namespace: namespace, Port: port}, version: v, notes: cmd.ErrOrStderr()}
 			a, err := w.wait(ctx, timeout)
@@ -80,6 +83,18 @@ type waitAnswer struct {
 	Enforced        bool                `json:"enforced"`
 	Nodes           []cluster.NodeState `json:"nodes"`
 	AllNodesKnown   bool                `json:"allNodesKnown"`
+	Stage           string              `json:"stage,omitempty"` // "audit" of a staged policy: there is nothing to wait for
+}
+
+// writeStagedWait answers about a policy that no node will ever enforce as it is.
+func writeStagedWait(out io.Writer, v *cluster.Version, asJSON bool) error {
+	finding := &cli.FindingError{Err: errors.New("staged"), Shown: true}
+	if asJSON {
+		a := waitAnswer{Object: v.String(), ResourceVersion: v.ResourceVersion, Nodes: []cluster.NodeState{}, Stage: "audit"}
+		return errors.Join(cli.WriteJSON(out, a), finding)
+	}
+	_, err := fmt.Fprintf(out, "%s is staged (annotation tierwall.io/stage: audit): nodes record what it would do, none enforces it\n", v)
+	return errors.Join(err, finding)
 }
 
 type waiter struct {

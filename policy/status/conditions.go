@@ -12,6 +12,7 @@ import (
 
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
+	"github.com/tierwall/tierwall/policy/lower"
 	"github.com/tierwall/tierwall/policy/lower/adminnetworkpolicy"
 )
 
@@ -40,6 +41,7 @@ const (
 	ReasonRefused       = "Refused"   // nodes say no
 	ReasonNoReport      = "NoReport"  // nodes that say nothing are all that is missing
 	ReasonNoNodes       = "NoNodes"   // nobody to enforce it
+	ReasonStaged        = "Staged"    // recorded by all nodes, and not to be enforced
 	ReasonComputed      = "Computed"  // a group's members
 	ReasonNotComputed   = "Invalid"   // the group has errors
 	reasonDialectPrefix = "Released_" // and the version with underscores
@@ -113,6 +115,10 @@ func conditions(o *Object, v *Verdict, c Count, silent []string) []metav1.Condit
 		}
 	}
 	s, reason, message := enforced(v, c, silent)
+	if s == metav1.ConditionTrue && lower.Staged(o.Stored.GetAnnotations()) {
+		s, reason = metav1.ConditionFalse, ReasonStaged
+		message += " record what it would do; tierwall.io/stage is audit: none enforces it"
+	}
 	add(Enforced, s, reason, message)
 	return out
 }

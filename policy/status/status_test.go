@@ -299,6 +299,19 @@ func TestEnforced(t *testing.T) {
 	})
 }
 
+// A staged policy had the condition "Enforced: True".
+func TestStagedIsNotEnforced(t *testing.T) {
+	s := newServer(t, strings.Replace(acnp("p", "platform", "Drop", 5), "metadata: {", "metadata: {annotations: {tierwall.io/stage: audit}, ", 1))
+	during(t, s, Limits{}, func(_ *Reporter, wait func(time.Duration)) {
+		s.report(1)
+		wait(3 * time.Second)
+		want(t, s, "p", Enforced, "False NoReport 2 of 3 nodes")
+		s.report(0)
+		wait(5 * time.Second)
+		want(t, s, "p", Enforced, "False Staged 3 of 3 nodes", "none enforces it")
+	})
+}
+
 // A new leader believes what the status says, although nodes have not reported the
 // version of the last status write.
 func TestNewLeader(t *testing.T) {

@@ -54,6 +54,9 @@ func (d *daemon) apiStatus(started time.Time) api.Status {
 		Errors:      append([]diag.Diagnostic{}, wrong[:min(len(wrong), api.MaxFindings)]...),
 		ErrorsTotal: len(wrong), WarningsTotal: len(p.Findings.Warnings),
 	}
+	if t := d.engine.Table(); t != nil {
+		st.Policy.Staged = t.StagedPolicies()
+	}
 	if d.cluster != nil {
 		report := d.cluster.enforced(p)
 		report.Time = time.Now().UTC()

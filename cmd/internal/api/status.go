@@ -58,6 +58,7 @@ type Policy struct {
 	Generation  uint64     `json:"generation"` // 0 = none yet
 	Hash        string     `json:"hash,omitempty"`
 	Objects     int        `json:"objects"`
+	Staged      int        `json:"staged"` // policies of them that are recorded and not enforced
 	Rules       int        `json:"rules"`
 	Isolations  int        `json:"isolations"`
 	Pods        int        `json:"pods"`

@@ -174,12 +174,21 @@ func writeFinding(w io.Writer, s Style, severity string, d diag.Diagnostic) erro
 
 // Summary is one line about what was read: "3 policies: 1 error, 2 warnings".
 func (in *Input) Summary() string {
-	policies, n := "1 policy", len(in.Objects)
+	policies, n, staged := "1 policy", len(in.Objects), 0
+	for _, o := range in.Objects {
+		// Of a cluster with files in it, the files' are meant.
+		if o != nil && (in.only == nil || o.File != "") && lower.Staged(o.Annotations) {
+			staged++
+		}
+	}
 	if in.only != nil {
 		n = in.files
 	}
 	if n != 1 {
 		policies = fmt.Sprintf("%d policies", n)
+	}
+	if staged > 0 {
+		policies += fmt.Sprintf(", %d of them staged (not enforced)", staged)
 	}
 	out := policies + ": " + plural(len(in.Findings.Errors), "error") + ", " + plural(len(in.Findings.Warnings), "warning")
 	if n := len(in.Findings.Notes); n > 0 {

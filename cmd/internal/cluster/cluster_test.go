@@ -102,7 +102,7 @@ func TestStates(t *testing.T) {
 		lease(t, enforcement.Report{Node: "gone", Time: now, Observed: seen(1)}),
 	)
 	d := &Daemons{Cluster: &Cluster{Client: c}}
-	v := Version{object, 42}
+	v := Version{Object: object, ResourceVersion: 42}
 	got, certain, err := d.States(t.Context(), v, now)
 	if err != nil || !certain {
 		t.Fatal(certain, err)
@@ -135,7 +135,7 @@ func TestAskStates(t *testing.T) {
 			return net.Dial("tcp", s.Listener.Addr().String())
 		},
 	}
-	got, err := d.AskStates(t.Context(), Version{enforcement.Object{Resource: "networkpolicies.networking.k8s.io", Name: "x"}, 5}, time.Now())
+	got, err := d.AskStates(t.Context(), Version{Object: enforcement.Object{Resource: "networkpolicies.networking.k8s.io", Name: "x"}, ResourceVersion: 5}, time.Now())
 	if err != nil || len(got) != 2 || got[0].State != enforcement.InForce || got[1].State != NoReport || !strings.Contains(got[1].Why, "refused") {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -213,7 +213,7 @@ func TestFind(t *testing.T) {
 			"/apis/networking.k8s.io/v1":                                    `{"kind":"APIResourceList","groupVersion":"networking.k8s.io/v1","resources":[{"name":"networkpolicies","singularName":"networkpolicy","namespaced":true,"kind":"NetworkPolicy","verbs":["get"],"shortNames":["netpol"]}]}`,
 			"/apis/crd.antrea.io/v1beta1":                                   `{"kind":"APIResourceList","groupVersion":"crd.antrea.io/v1beta1","resources":[{"name":"networkpolicies","singularName":"networkpolicy","namespaced":true,"kind":"NetworkPolicy","verbs":["get"],"shortNames":["annp"]}]}`,
 			"/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies/db": `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop","resourceVersion":"77"}}`,
-			"/apis/crd.antrea.io/v1beta1/namespaces/shop/networkpolicies/x": `{"apiVersion":"crd.antrea.io/v1beta1","kind":"NetworkPolicy","metadata":{"name":"x","namespace":"shop","resourceVersion":"9"}}`,
+			"/apis/crd.antrea.io/v1beta1/namespaces/shop/networkpolicies/x": `{"apiVersion":"crd.antrea.io/v1beta1","kind":"NetworkPolicy","metadata":{"name":"x","namespace":"shop","resourceVersion":"9","annotations":{"tierwall.io/stage":"audit"}}}`,
 		}[r.URL.Path]
 		if text == "" {
 			w.WriteHeader(http.StatusNotFound)
@@ -233,7 +233,7 @@ func TestFind(t *testing.T) {
 	for ref, want := range map[string]string{
 		"netpol/db":                          "networkpolicies.networking.k8s.io shop/db 77",
 		"NetworkPolicy.networking.k8s.io/db": "networkpolicies.networking.k8s.io shop/db 77",
-		"annp/x":                             "networkpolicies.crd.antrea.io shop/x 9",
+		"annp/x":                             "networkpolicies.crd.antrea.io shop/x 9 staged",
 		"networkpolicy/db":                   "is in several APIs: say networkpolicies.networking.k8s.io or networkpolicies.crd.antrea.io",
 		"pod/web":                            "pods is no policy",
 		"nothing/x":                          `no kind "nothing"`,
@@ -246,6 +246,9 @@ func TestFind(t *testing.T) {
 			got = err.Error()
 		} else {
 			got = fmt.Sprint(v.String(), " ", v.ResourceVersion)
+			if v.Staged {
+				got += " staged"
+			}
 		}
 		if !strings.Contains(got, want) {
 			t.Errorf("%s: %s, want %s", ref, got, want)

@@ -25,6 +25,8 @@ import (
 type Version struct {
 	enforcement.Object
 	ResourceVersion uint64
+	// Staged is set for a policy that nodes record and do not enforce.
+	Staged bool
 }
 
 // Find resolves KIND/NAME as kubectl does (kind, plural or short name, with the
@@ -76,6 +78,7 @@ func (c *Cluster) Find(ctx context.Context, ref string) (Version, error) {
 	if err != nil {
 		return Version{}, err
 	}
+	v.Staged = lower.Staged(o.GetAnnotations())
 	v.ResourceVersion, err = enforcement.ParseVersion(o.GetResourceVersion())
 	return v, err
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/lower"
 )
 
 // None stands for a value the policy's API does not have.
@@ -34,7 +35,7 @@ type Policy struct {
 	Priority     *float64 `json:"priority"`     // as written; a band of the default 0 included
 	Band         string   `json:"band"`         // of the strongest rule; "" when there is none
 	Dialect      string   `json:"dialect,omitempty"`
-	Stage        string   `json:"stage"`
+	Stage        string   `json:"stage"` // "enforce", or "audit": recorded and not enforced
 
 	order     rule.Order
 	place     bool // has a place in the order
@@ -74,11 +75,15 @@ func Policies(objs []*api.Object, set *rule.Set) []Policy {
 		if !strings.HasSuffix(o.Kind.Kind, "NetworkPolicy") {
 			continue
 		}
+		stage := rule.Enforce
+		if lower.Staged(o.Annotations) {
+			stage = rule.AuditOnly
+		}
 		index[o.Ref()] = len(out)
 		out = append(out, Policy{
 			Name: o.Name, UID: o.UID, Kind: o.Kind.Kind, Group: o.Kind.Group, Namespace: o.Namespace,
 			Source: source(o), Rules: written(o), Priority: priority(o), Dialect: o.Kind.Dialect,
-			Subjects: []string{}, Stage: rule.Enforce.String(),
+			Subjects: []string{}, Stage: stage.String(),
 		})
 	}
 	add := func(o *rule.Origin, order rule.Order, subject *rule.Selector, stage rule.Stage) {

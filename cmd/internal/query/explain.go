@@ -7,6 +7,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
 )
 
 // Explanation is a Flow with the story behind it. Its JSON form is a contract.
@@ -43,6 +44,9 @@ type BandTrace struct {
 	Rules  []RuleTrace `json:"rules"`
 	// Isolations are the policies of the band that isolate the subject.
 	Isolations []string `json:"isolations"`
+	// StagedIsolations are those of Isolations that are not enforced: policies in
+	// the audit stage.
+	StagedIsolations []string `json:"stagedIsolations,omitempty"`
 }
 
 // RuleTrace says what one rule did with the connection.
@@ -118,7 +122,11 @@ func bands(t *classifier.Table, dir flow.Direction, s *classifier.TraceSide) []B
 			})
 		}
 		for _, i := range b.Isolations {
-			bt.Isolations = append(bt.Isolations, t.Isolation(i).Origin.Ref())
+			iso := t.Isolation(i)
+			bt.Isolations = append(bt.Isolations, iso.Origin.Ref())
+			if iso.Stage == rule.AuditOnly {
+				bt.StagedIsolations = append(bt.StagedIsolations, iso.Origin.Ref())
+			}
 		}
 		out = append(out, bt)
 	}

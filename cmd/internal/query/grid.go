@@ -105,6 +105,27 @@ func Legend(s cli.Style) string {
 		s.VerdictAs("Reject", "R") + " Reject   (blank: no address of this family)"
 }
 
+// changedByStaged counts the flows that would be decided otherwise if the staged
+// policies were enforced.
+func changedByStaged(flows []Flow) (n int) {
+	for i := range flows {
+		f := &flows[i]
+		would := "Allow"
+		for _, s := range []*Side{&f.Egress, &f.Ingress} {
+			if s.Staged != nil {
+				s = s.Staged
+			}
+			if would == "Allow" {
+				would = s.Verdict
+			}
+		}
+		if would != f.Verdict {
+			n++
+		}
+	}
+	return n
+}
+
 // WriteMatrix prints one grid per port, rows connecting to columns.
 func WriteMatrix(w io.Writer, s cli.Style, width int, flows []Flow) error {
 	var ports, names []string
@@ -144,6 +165,9 @@ func WriteMatrix(w io.Writer, s cli.Style, width int, flows []Flow) error {
 		}
 	}
 	fmt.Fprintf(&b, "\n%d connections: %d Allow, %d Drop, %d Reject\n", len(flows), count["Allow"], count["Drop"], count["Reject"])
+	if n := changedByStaged(flows); n > 0 {
+		fmt.Fprintf(&b, "staged policies are not enforced; they would change %d of them\n", n)
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }

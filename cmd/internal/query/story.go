@@ -3,6 +3,7 @@ package query
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/tierwall/tierwall/cmd/internal/cli"
@@ -47,7 +48,7 @@ func end(name, ip string) string {
 func writeSide(b *strings.Builder, s cli.Style, title string, d *Side, bands []BandTrace, others int, full bool) {
 	fmt.Fprintf(b, "\n%s: %s, %s\n", s.Bold(title), s.Verdict(d.Verdict), reasonText(d))
 	if d.Staged != nil {
-		fmt.Fprintf(b, "  with the policies in the audit stage enforced: %s, %s\n", s.Verdict(d.Staged.Verdict), reasonText(d.Staged))
+		fmt.Fprintf(b, "  if the staged policies were enforced: %s, %s\n", s.Verdict(d.Staged.Verdict), reasonText(d.Staged))
 	}
 	for _, band := range bands {
 		fmt.Fprintf(b, "  %-16s %s\n", band.Band, resultText(band.Result))
@@ -67,7 +68,11 @@ func writeSide(b *strings.Builder, s cli.Style, title string, d *Side, bands []B
 			fmt.Fprintf(b, "    %s\n", s.Dim(fmt.Sprintf("  … %d more did not match (--all shows them)", hidden)))
 		}
 		for _, ref := range band.Isolations {
-			fmt.Fprintf(b, "      isolated by %s\n", s.Cyan(ref))
+			if slices.Contains(band.StagedIsolations, ref) {
+				fmt.Fprintf(b, "      would be isolated by %s%s\n", s.Cyan(ref), s.Yellow(staged))
+			} else {
+				fmt.Fprintf(b, "      isolated by %s\n", s.Cyan(ref))
+			}
 		}
 	}
 	if others > 0 {
@@ -75,13 +80,16 @@ func writeSide(b *strings.Builder, s cli.Style, title string, d *Side, bands []B
 	}
 }
 
+// staged marks what a policy in the audit stage says.
+const staged = " (staged: not enforced)"
+
 func writeRule(b *strings.Builder, s cli.Style, r *RuleTrace) {
 	mark, stage := "  ", ""
 	if r.Matched {
 		mark = s.Bold("> ")
 	}
 	if r.Stage == "audit" {
-		stage = " (audit only)"
+		stage = s.Yellow(staged)
 	}
 	fmt.Fprintf(b, "    %s%s %s: %s%s", mark, s.Cyan(r.Policy), r.Rule, r.Action, stage)
 	if !r.Matched {
