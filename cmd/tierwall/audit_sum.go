@@ -29,7 +29,8 @@ func newAuditTop() *cobra.Command {
 
 A record stands for one packet, or for the number it says: denied packets that are
 equal within a window are one record. Connections that are allowed are recorded
-with their first packet.`,
+with their first packet. Of a default deny "policy" is all policies that isolate:
+none of them alone denied it.`,
 		Example: `  tierwall audit top --by policy,source --verdict Drop --since 24h
   tierwall audit top --by destination,port -n 50 -o json`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -46,7 +46,7 @@ and later. Lines that are no records are shown as they are, marked with "?".`,
 		Example: `  tierwall audit tail
   tierwall audit tail -f --verdict Drop --namespace shop
   tierwall audit tail -f --all-nodes --verdict Drop,Reject
-  tierwall audit tail -n -1 audit.log -o json | jq 'select(.verdict == "Drop") | .policy.name' | sort | uniq -c`,
+  tierwall audit tail -n -1 audit.log -o json | jq 'select(.verdict == "Drop") | (.isolations // [.policy])[].name' | sort | uniq -c`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := logs(args)[0]

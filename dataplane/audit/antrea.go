@@ -75,17 +75,12 @@ func antreaReference(p *Policy) string {
 // antreaPolicy is the policy field. A default deny names every isolating policy,
 // separated by commas and without spaces: still one field.
 func antreaPolicy(r *Record) string {
-	if len(r.Isolations) > 1 {
-		refs := make([]string, len(r.Isolations))
-		for i := range r.Isolations {
-			refs[i] = antreaReference(&r.Isolations[i])
-		}
-		return strings.Join(refs, ",")
+	deciders := r.Deciders()
+	names := make([]string, len(deciders))
+	for i := range deciders {
+		names[i] = antreaReference(&deciders[i])
 	}
-	if r.Policy == nil {
-		return nilWord
-	}
-	return antreaReference(r.Policy)
+	return strings.Join(names, ",")
 }
 
 // k8sPriority is what Antrea logs for every Kubernetes NetworkPolicy rule: the

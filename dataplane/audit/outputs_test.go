@@ -105,6 +105,22 @@ func TestTeeIsTheLine(t *testing.T) {
 	}
 }
 
+// TestIsolatingPoliciesAreBounded: a label names eight policies at most.
+func TestIsolatingPoliciesAreBounded(t *testing.T) {
+	r := Record{Kind: KindFlow}
+	for i := range 10 {
+		r.Isolations = append(r.Isolations, Policy{Kind: "NetworkPolicy", Namespace: "x", Name: fmt.Sprint("p", i)})
+	}
+	r.Policy = &r.Isolations[0]
+	h := newHits().of(&r)
+	if h.what.Policy != (Policy{}) || strings.Count(h.what.Isolating, "x/p") != 8 || !strings.HasSuffix(h.what.Isolating, " and 2 more") {
+		t.Errorf("%+v", h.what)
+	}
+	if r.Isolations = r.Isolations[:1]; newHits().of(&r).what.Policy != r.Isolations[0] {
+		t.Error("one isolating policy is the one that decided")
+	}
+}
+
 // TestHits: each line of policy has its packets counted.
 func TestHits(t *testing.T) {
 	l := newLog(t, Config{})
@@ -115,9 +131,13 @@ func TestHits(t *testing.T) {
 	l.after(2 * time.Second)
 	got := map[string]uint64{}
 	for _, h := range l.w.Hits() {
-		got[fmt.Sprint(h.Verdict, " ", h.Policy.Name, " ", h.Index)] = h.Packets
+		got[fmt.Sprint(h.Verdict, " ", h.Policy.Name, h.Isolating, " ", h.Index)] = h.Packets
 	}
-	want := map[string]uint64{"Pass tenants 1": 3, "Allow allow-tcp-80 0": 3, "Drop deny-all -1": 3}
+	// A default deny is all isolating policies', not the first one's.
+	want := map[string]uint64{
+		"Pass tenants 1": 3, "Allow allow-tcp-80 0": 3,
+		"Drop networkpolicy.networking.k8s.io/y/deny-all,networkpolicy.networking.k8s.io/y/web -1": 3,
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -1,13 +1,16 @@
 package audit
 
 import (
+	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
@@ -334,7 +337,8 @@ func (e *entry) record(f *facts, n numbering) Record {
 // Hit counts the packets recorded for one line of policy. Allowed connections
 // count once, denied packets each.
 type Hit struct {
-	Policy    Policy // zero where no policy decided; of an isolation the first
+	Policy    Policy // zero where no policy decided, and where several isolate
+	Isolating string // with Policy zero: the policies that isolate, see refs
 	Rule      string // the rule's name; "" if it has none or there is no rule
 	Index     int    // the rule's index, -1 without a rule
 	Direction string
@@ -369,9 +373,13 @@ func (h *hits) of(r *Record) *hit {
 		return nil
 	}
 	k := Hit{Index: -1, Direction: r.Direction, Band: r.Band, Verdict: r.Verdict, Stage: r.Stage, Reason: r.Reason}
-	if r.Policy != nil {
-		k.Policy = *r.Policy
+	switch d := r.Deciders(); len(d) {
+	case 0:
+	case 1:
+		k.Policy = d[0]
 		k.Policy.Generation = 0
+	default:
+		k.Isolating = refs(d)
 	}
 	if r.Rule != nil {
 		k.Rule, k.Index = r.Rule.Name, r.Rule.Index
@@ -390,6 +398,27 @@ func (h *hits) of(r *Record) *hit {
 		h.all[k] = c
 	}
 	return c
+}
+
+// maxRefs bounds the policies that refs names.
+const maxRefs = 8
+
+// refs names policies as matrix and explain do, separated by commas.
+func refs(policies []Policy) string {
+	var b strings.Builder
+	for i := range policies {
+		if i == maxRefs {
+			fmt.Fprintf(&b, " and %d more", len(policies)-i)
+			break
+		}
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		p := &policies[i]
+		o := rule.Origin{Group: p.Group, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
+		b.WriteString(o.Ref())
+	}
+	return b.String()
 }
 
 func (h *hits) list() []Hit {

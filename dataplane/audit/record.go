@@ -87,7 +87,8 @@ type Record struct {
 	Rule   *Rule   `json:"rule,omitempty"`
 	Label  string  `json:"label,omitempty"` // the rule's log label
 	// Isolations are all policies whose isolation denied the connection, when
-	// Reason is "isolation"; Policy is the first of them.
+	// Reason is "isolation". Policy is the first of them, for readers of one field;
+	// whoever credits policies with denials uses Deciders (X-65).
 	Isolations []Policy `json:"isolations,omitempty"`
 	Reason     string   `json:"reason,omitempty"`
 	// Service is where the connection was opened to, "namespace/name:port", when
@@ -171,6 +172,18 @@ func (e *Endpoint) Name() string {
 		return e.Namespace + "/" + e.Pod
 	}
 	return e.IP.String()
+}
+
+// Deciders returns the policies that decided: the one whose rule did, or all that
+// isolate. No one of those alone is to blame for a default deny (X-65).
+func (r *Record) Deciders() []Policy {
+	switch {
+	case len(r.Isolations) > 0:
+		return r.Isolations
+	case r.Policy != nil:
+		return []Policy{*r.Policy}
+	}
+	return nil
 }
 
 // ErrVersion is returned by Parse for records of another schema version.

@@ -32,7 +32,7 @@ var said = map[string]string{
 	"Record.Stage":           "`enforce`, or `audit` for a policy that is evaluated only",
 	"Record.Band":            "band that decided, as `tierwall explain` names it",
 	"Record.Priority":        "priority of the rule inside band and tier, lower wins; absent without a rule",
-	"Record.Policy":          "what decided; of an isolation the first of `isolations`",
+	"Record.Policy":          "what decided; of an isolation the first of `isolations`, which all denied the connection together",
 	"Record.Rule":            "rule that decided; absent for an isolation",
 	"Record.Reason":          "`rule`, `isolation`, `default`, `node-local`, `self`, `not-local`, `unknown-peer`, `auth-required`; for other kinds what is wrong with the packet, or where records were lost",
 	"Record.Source":          "where the connection comes from",

@@ -227,10 +227,7 @@ func (p PortSet) has(r *audit.Record) bool {
 
 // matchPolicies tries the deciding policy and all that isolate.
 func matchPolicies(pattern string, r *audit.Record) bool {
-	if r.Policy != nil && MatchPolicy(pattern, r.Policy) {
-		return true
-	}
-	return slices.ContainsFunc(r.Isolations, func(p audit.Policy) bool { return MatchPolicy(pattern, &p) })
+	return slices.ContainsFunc(r.Deciders(), func(p audit.Policy) bool { return MatchPolicy(pattern, &p) })
 }
 
 // MatchPolicy reports whether a pattern names a policy, in any of the ways

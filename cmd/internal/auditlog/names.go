@@ -15,6 +15,15 @@ func PolicyName(p *audit.Policy) string {
 	return api.Ref{Group: p.Group, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}.String()
 }
 
+// policyNames names several.
+func policyNames(policies []audit.Policy) string {
+	names := make([]string, len(policies))
+	for i := range policies {
+		names[i] = PolicyName(&policies[i])
+	}
+	return strings.Join(names, ", ")
+}
+
 // ruleName is a rule's name, or its place: "ingress[0]".
 func ruleName(r *audit.Record) string {
 	switch {
@@ -32,11 +41,7 @@ func ruleName(r *audit.Record) string {
 func By(r *audit.Record) string {
 	switch {
 	case len(r.Isolations) > 0:
-		names := make([]string, len(r.Isolations))
-		for i := range r.Isolations {
-			names[i] = PolicyName(&r.Isolations[i])
-		}
-		return "isolation by " + strings.Join(names, ", ")
+		return "isolation by " + policyNames(r.Isolations)
 	case r.Policy == nil:
 		return r.Reason
 	case r.Rule == nil:

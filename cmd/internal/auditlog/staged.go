@@ -174,15 +174,13 @@ func (s *Staged) span(r *audit.Record) {
 
 // count books a record on the policy that would decide, or on all that isolate.
 func (s *Staged) count(r *audit.Record, effect string) {
-	names := []string{r.Reason}
-	switch {
-	case len(r.Isolations) > 0:
-		names = names[:0]
-		for i := range r.Isolations {
-			names = append(names, PolicyName(&r.Isolations[i]))
-		}
-	case r.Policy != nil:
-		names[0] = PolicyName(r.Policy)
+	var names []string
+	deciders := r.Deciders()
+	for i := range deciders {
+		names = append(names, PolicyName(&deciders[i]))
+	}
+	if len(names) == 0 {
+		names = []string{r.Reason}
 	}
 	for _, name := range names {
 		p := s.policies[name]

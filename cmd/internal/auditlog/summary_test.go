@@ -232,6 +232,22 @@ func TestTop(t *testing.T) {
 	all.Add(&many)
 }
 
+// A default deny was counted for the first of the isolating policies.
+func TestTopCreditsAllIsolatingPolicies(t *testing.T) {
+	top, err := NewTop("policy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, policies := range [][]string{{"shop/all", "shop/db"}, {"shop/all"}} {
+		r := rec(audit.Drop, "ingress", "x/a@10.0.0.1", "shop/db@10.0.0.2", "TCP", 80, isolatedBy(policies...))
+		top.Add(&r)
+	}
+	groups, _ := top.Groups(-1)
+	if len(groups) != 2 || groups[0].Values[0] != "NetworkPolicy shop/all" || groups[1].Values[0] != "NetworkPolicy shop/all, NetworkPolicy shop/db" {
+		t.Errorf("%+v", groups)
+	}
+}
+
 // Memory is bounded: what does not fit is counted together, and nothing is lost.
 func TestTopBound(t *testing.T) {
 	top, _ := NewTop("source-ip")

@@ -17,23 +17,18 @@ const maxGroups = 1 << 18
 
 // keys are what records can be counted by.
 var keys = map[string]func(r *audit.Record) string{
-	"verdict":   func(r *audit.Record) string { return r.Verdict },
-	"kind":      func(r *audit.Record) string { return r.Kind },
-	"stage":     func(r *audit.Record) string { return r.Stage },
-	"direction": func(r *audit.Record) string { return r.Direction },
-	"band":      func(r *audit.Record) string { return r.Band },
-	"reason":    func(r *audit.Record) string { return r.Reason },
-	"label":     func(r *audit.Record) string { return r.Label },
-	"node":      func(r *audit.Record) string { return r.Node },
-	"interface": func(r *audit.Record) string { return r.Interface },
-	"protocol":  func(r *audit.Record) string { return r.Protocol },
-	"port":      Port,
-	"policy": func(r *audit.Record) string {
-		if r.Policy == nil {
-			return ""
-		}
-		return PolicyName(r.Policy)
-	},
+	"verdict":               func(r *audit.Record) string { return r.Verdict },
+	"kind":                  func(r *audit.Record) string { return r.Kind },
+	"stage":                 func(r *audit.Record) string { return r.Stage },
+	"direction":             func(r *audit.Record) string { return r.Direction },
+	"band":                  func(r *audit.Record) string { return r.Band },
+	"reason":                func(r *audit.Record) string { return r.Reason },
+	"label":                 func(r *audit.Record) string { return r.Label },
+	"node":                  func(r *audit.Record) string { return r.Node },
+	"interface":             func(r *audit.Record) string { return r.Interface },
+	"protocol":              func(r *audit.Record) string { return r.Protocol },
+	"port":                  Port,
+	"policy":                func(r *audit.Record) string { return policyNames(r.Deciders()) },
 	"rule":                  ruleName,
 	"source":                func(r *audit.Record) string { return r.Source.Name() },
 	"destination":           func(r *audit.Record) string { return r.Destination.Name() },

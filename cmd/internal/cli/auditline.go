@@ -69,17 +69,24 @@ func auditProto(r *audit.Record) string {
 	return r.Protocol + family
 }
 
-// auditPolicy names what decided: "NetworkPolicy y/default-deny" for an
-// isolation, with the rule after a colon otherwise.
+// maxDeciders bounds the policies a line names.
+const maxDeciders = 8
+
+// auditPolicy names what decided: all policies that isolate for a default deny
+// "NetworkPolicy y/web" with the rule after a colon otherwise.
 func auditPolicy(r *audit.Record) string {
-	if r.Policy == nil {
-		return ""
+	var names []string
+	deciders := r.Deciders()
+	for i, p := range deciders {
+		if i == maxDeciders {
+			names = append(names, fmt.Sprintf("%d more", len(deciders)-i))
+			break
+		}
+		names = append(names, api.Ref{Group: p.Group, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}.String())
 	}
-	name := api.Ref{Group: r.Policy.Group, Kind: r.Policy.Kind, Namespace: r.Policy.Namespace, Name: r.Policy.Name}.String()
+	name := strings.Join(names, ", ")
 	switch {
-	case r.Rule == nil && len(r.Isolations) > 1:
-		return fmt.Sprintf("%s and %d more", name, len(r.Isolations)-1)
-	case r.Rule == nil:
+	case name == "" || r.Rule == nil:
 		return name
 	case r.Rule.Name != "":
 		return name + ": " + r.Rule.Name

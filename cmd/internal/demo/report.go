@@ -90,8 +90,8 @@ func readAudit(ctx context.Context, path string) (AuditSummary, error) {
 		}
 		sum.Records++
 		k := place{verdict: rec.Verdict + rec.Kind + rec.Reason, direction: rec.Direction}
-		if rec.Policy != nil {
-			k.policy = rec.Policy.Group + "/" + rec.Policy.Kind + "/" + rec.Policy.Namespace + "/" + rec.Policy.Name
+		for _, p := range rec.Deciders() {
+			k.policy += p.Group + "/" + p.Kind + "/" + p.Namespace + "/" + p.Name + " "
 		}
 		if rec.Rule != nil {
 			k.rule = fmt.Sprintf("%s[%d]", rec.Rule.Name, rec.Rule.Index)
@@ -180,6 +180,9 @@ func because(f *query.Flow) string {
 	side := &f.Ingress
 	if f.Egress.Verdict != "Allow" {
 		side = &f.Egress
+	}
+	if len(side.Isolations) > 1 {
+		return "isolated by " + strings.Join(side.Isolations, ", ")
 	}
 	if side.Policy == "" {
 		return side.Reason

@@ -18,10 +18,12 @@ type series struct {
 	packets uint64
 }
 
-// policyLabel names a policy as matrix and explain do; "" for none.
-func policyLabel(p *audit.Policy) string {
+// policyLabel names the policy of a hit as matrix and explain do; of a default deny
+// all policies that isolate; "" for none.
+func policyLabel(h *audit.Hit) string {
+	p := &h.Policy
 	if p.Kind == "" {
-		return ""
+		return h.Isolating
 	}
 	o := rule.Origin{Group: p.Group, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
 	return o.Ref()
@@ -62,7 +64,7 @@ type ruleID struct{ policy, direction, rule string }
 func verdictsOf(hits []audit.Hit, known *named[string]) []series {
 	weight := map[string]uint64{}
 	for i := range hits {
-		if name := policyLabel(&hits[i].Policy); name != "" {
+		if name := policyLabel(&hits[i]); name != "" {
 			weight[name] += hits[i].Packets
 		}
 	}
@@ -70,7 +72,7 @@ func verdictsOf(hits []audit.Hit, known *named[string]) []series {
 	sums := map[[4]string]uint64{}
 	for i := range hits {
 		h := &hits[i]
-		policy := policyLabel(&h.Policy)
+		policy := policyLabel(h)
 		if (policy != "" && !known.keys[policy]) || h.Reason == other {
 			policy = other
 		}
@@ -86,7 +88,7 @@ func rulesOf(hits []audit.Hit, known *named[ruleID]) []series {
 		if name == "" {
 			name = fmt.Sprintf("%s[%d]", h.Direction, h.Index)
 		}
-		return ruleID{policyLabel(&h.Policy), h.Direction, name}
+		return ruleID{policyLabel(h), h.Direction, name}
 	}
 	weight := map[ruleID]uint64{}
 	for i := range hits {

@@ -118,7 +118,7 @@ var (
 	auditReaders    = desc("audit_stream_readers", "Readers of the audit stream now.")
 	auditSlow       = desc("audit_stream_readers_dropped_total", "Readers of the audit stream dropped because they were too slow.")
 
-	verdicts = desc("audited_verdicts_total", "Packets that left an audit record, by verdict, deciding band and policy. Allowed connections count once. Policies beyond the bound are \"other\".",
+	verdicts = desc("audited_verdicts_total", "Packets that left an audit record, by verdict, deciding band and policy; of a default deny the policies that isolate, separated by commas. Allowed connections count once. Policies beyond the bound are \"other\".",
 		"verdict", "direction", "band", "policy")
 	ruleHits = desc("rule_hits_total", "Packets that left an audit record naming this rule. Rules beyond the bound are policy \"other\", rule \"\".",
 		"policy", "direction", "rule", "verdict")

@@ -281,6 +281,17 @@ func TestDoc(t *testing.T) {
 	}
 }
 
+// A default deny was counted for the first of the isolating policies (X-65).
+func TestIsolationIsNotOnePolicys(t *testing.T) {
+	f := newFake()
+	f.hits = []audit.Hit{{Isolating: "np/shop/all,np/shop/db", Index: -1, Direction: "ingress", Band: "networkpolicy", Verdict: audit.Drop, Packets: 11}}
+	c := NewCollector(Config{Engine: f, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status }})
+	_, text := page(t, own(c), "/")
+	if !strings.Contains(text, `tierwall_audited_verdicts_total{band="networkpolicy",direction="ingress",policy="np/shop/all,np/shop/db",verdict="Drop"} 11`) {
+		t.Error(text)
+	}
+}
+
 // The number of series is bounded whatever the policies are, and sums stay.
 func TestBounded(t *testing.T) {
 	f := newFake()

@@ -27,7 +27,8 @@ type Side struct {
 	Verdict string `json:"verdict"`
 	Band    string `json:"band"`
 	// Policy is "<kind.group>/<namespace>/<name>" of what decided, "" when no
-	// policy did. For an isolation it is the first of Isolations.
+	// policy did. For an isolation it is the first of Isolations, which all denied
+	// the connection together (X-65).
 	Policy string `json:"policy"`
 	// Rule is the rule's own name, else "egress[2]"; "" when no rule decided.
 	Rule   string `json:"rule"`
