@@ -122,6 +122,7 @@ func candidateTable(cmd *cobra.Command, candidate, world []string, asJSON bool) 
 }
 
 func writeSimulation(w io.Writer, r *auditlog.SimulationReport, rules bool) error {
+	r = cli.EscapeAll(r)
 	s := cli.StyleFor(w)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d decisions in the log, %d judged again: %d would get another verdict, %d the same for another reason, %d stay as they are.\n",

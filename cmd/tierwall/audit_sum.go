@@ -134,6 +134,7 @@ func writeGaps(b *strings.Builder, s cli.Style, lost, bad uint64) {
 // align writes rows with columns padded to equal width, the first right columns
 // to the right. paint gets the padded text.
 func align(b *strings.Builder, rows [][]string, right int, paint func(row, col int, text string) string) {
+	rows = cli.EscapeAll(rows)
 	var width []int
 	for _, row := range rows {
 		for i, cell := range row {
@@ -243,6 +244,7 @@ func (q *logQuestion) events(cmd *cobra.Command, paths []string, add func(auditl
 }
 
 func writeStaged(w io.Writer, r *auditlog.StagedReport, zone *time.Location) error {
+	r = cli.EscapeAll(r)
 	s := cli.StyleFor(w)
 	var b strings.Builder
 	if r.Events == 0 {
@@ -332,6 +334,7 @@ Exit status 1: something was changed, or there is no chain.`,
 }
 
 func writeVerification(w io.Writer, v *auditlog.Verification) error {
+	v = cli.EscapeAll(v)
 	s := cli.StyleFor(w)
 	var b strings.Builder
 	for _, br := range v.Breaks {

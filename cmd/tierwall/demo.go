@@ -106,6 +106,9 @@ The world keeps running until Ctrl-C.
 
 func progressOn(cmd *cobra.Command) *demo.Progress {
 	w := cmd.ErrOrStderr()
-	f, ok := w.(*os.File)
-	return &demo.Progress{W: w, Live: ok && term.IsTerminal(int(f.Fd())), Style: cli.StyleFor(w)}
+	f := cli.Terminal(w)
+	if f == nil || !term.IsTerminal(int(f.Fd())) {
+		return &demo.Progress{W: w}
+	}
+	return &demo.Progress{W: f, Live: true, Style: cli.StyleFor(w)} // it moves the cursor
 }

@@ -181,4 +181,4 @@ func age(d time.Duration) string {
 }
 
 // oneLine takes line breaks out of a text, for a cell of a table.
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+func oneLine(s string) string { return cli.Escape(strings.Join(strings.Fields(s), " ")) }

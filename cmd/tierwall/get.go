@@ -149,6 +149,7 @@ func writePolicies(w io.Writer, policies []listing.Policy, wide bool) error {
 
 // writeTable aligns columns as antctl does: one space behind the widest cell.
 func writeTable(w io.Writer, rows [][]string) error {
+	rows = cli.EscapeAll(rows)
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for i, cell := range row {

@@ -47,6 +47,9 @@ func runAs(ctx context.Context, name string, args []string, in io.Reader, out, e
 	}
 	root.SetArgs(args)
 	root.SetIn(in)
+	guarded, guardedErr := cli.NewOutput(out), cli.NewOutput(errOut)
+	out, errOut = guarded, guardedErr
+	defer func() { _ = errors.Join(guarded.Flush(), guardedErr.Flush()) }() // at most a broken character is missing
 	root.SetOut(out)
 	root.SetErr(errOut)
 	err := root.ExecuteContext(ctx)

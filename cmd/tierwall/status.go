@@ -197,7 +197,7 @@ func (a *statusAnswer) writeErrors(b *strings.Builder) {
 	}
 	for _, text := range order {
 		where := nodes[text]
-		name := strings.Join(where[:min(len(where), 3)], ", ")
+		name := cli.Escape(strings.Join(where[:min(len(where), 3)], ", "))
 		if len(where) > 3 {
 			name = fmt.Sprintf("%s and %d more", name, len(where)-3)
 		}
@@ -206,6 +206,7 @@ func (a *statusAnswer) writeErrors(b *strings.Builder) {
 }
 
 func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error {
+	st = cli.EscapeAll(st)
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-12s %s\n", name, fmt.Sprintf(format, args...))

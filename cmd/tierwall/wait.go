@@ -158,6 +158,7 @@ func (a *waitAnswer) write(out io.Writer, asJSON bool, timeout time.Duration) er
 	if asJSON {
 		return errors.Join(cli.WriteJSON(out, a), finding)
 	}
+	a = cli.EscapeAll(a)
 	if a.Enforced {
 		_, err := fmt.Fprintf(out, "%s is enforced on all %d nodes\n", a.Object, len(a.Nodes))
 		if !a.AllNodesKnown && err == nil {

@@ -112,7 +112,7 @@ const (
 	MixedDialects Code = "MixedDialects"
 )
 
-// String renders the diagnostic on one line.
+// String renders the diagnostic on one line, see [Escape].
 func (d Diagnostic) String() string {
 	var b strings.Builder
 	for _, part := range []string{d.File, d.Object.String(), d.Path} {
@@ -125,7 +125,7 @@ func (d Diagnostic) String() string {
 	if d.Hint != "" {
 		fmt.Fprintf(&b, " (%s)", d.Hint)
 	}
-	return b.String()
+	return Escape(b.String())
 }
 
 // List collects findings. Errors make the whole input unusable: the last good

@@ -22,7 +22,7 @@ func Among(asked string, names []string) string {
 		more = fmt.Sprintf(" and %d more", len(near)-maxNames)
 		near = near[:maxNames]
 	}
-	return "; there is " + strings.Join(near, ", ") + more
+	return "; there is " + Escape(strings.Join(near, ", ")) + more
 }
 
 // Nearest returns each of the names once, those most like the one asked for first.

@@ -35,7 +35,7 @@ func (p *Printer) Print(line []byte) error {
 	}
 	rec, err := audit.Parse(line)
 	if err != nil {
-		_, err := fmt.Fprintf(p.W, "? %s\n", line)
+		_, err := fmt.Fprintf(p.W, "? %s\n", cli.Escape(string(line)))
 		return err
 	}
 	return p.Record(&rec, line)
@@ -81,7 +81,7 @@ func (p *Printer) text(r *audit.Record) error {
 	}
 	node := ""
 	if p.NodeWidth > 0 {
-		node = fmt.Sprintf("%-*s ", p.NodeWidth, r.Node)
+		node = fmt.Sprintf("%-*s ", p.NodeWidth, cli.Escape(r.Node))
 	}
 	_, err := fmt.Fprintln(p.W, node+cli.AuditLine(p.Style, zone, r))
 	return err

@@ -19,16 +19,17 @@ func AuditLine(s Style, zone *time.Location, r *audit.Record) string {
 	b.WriteString(s.Dim(r.Time.In(zone).Format("15:04:05.000")))
 	switch r.Kind {
 	case audit.KindLost:
-		fmt.Fprintf(&b, " %s  %d records are missing here: %s", s.Alarm("Lost"), r.Count, r.Reason)
+		fmt.Fprintf(&b, " %s  %d records are missing here: %s", s.Alarm("Lost"), r.Count, Escape(r.Reason))
 		return b.String()
 	case audit.KindFile:
 		b.WriteString(s.Dim(" a file of a hash-chained log begins"))
 		return b.String()
 	}
-	fmt.Fprintf(&b, " %s  %s -> %s", s.VerdictAs(r.Verdict, fmt.Sprintf("%-6s", r.Verdict)), s.Bold(r.Source.Name()), s.Bold(r.Destination.Name()))
-	fmt.Fprintf(&b, "  %s", auditProto(r))
+	fmt.Fprintf(&b, " %s  %s -> %s", s.VerdictAs(r.Verdict, fmt.Sprintf("%-6s", Escape(r.Verdict))),
+		s.Bold(Escape(r.Source.Name())), s.Bold(Escape(r.Destination.Name())))
+	fmt.Fprintf(&b, "  %s", Escape(auditProto(r)))
 	if by := auditPolicy(r); by != "" {
-		b.WriteString("  " + s.Cyan(by))
+		b.WriteString("  " + s.Cyan(Escape(by)))
 	}
 	var notes []string
 	if r.Direction != "" {
@@ -50,7 +51,7 @@ func AuditLine(s Style, zone *time.Location, r *audit.Record) string {
 		notes = append(notes, fmt.Sprintf("to ports %d-%d", r.Ports.First, r.Ports.Last))
 	}
 	if len(notes) > 0 {
-		b.WriteString("  " + s.Dim(strings.Join(notes, ", ")))
+		b.WriteString("  " + s.Dim(Escape(strings.Join(notes, ", "))))
 	}
 	return b.String()
 }

@@ -209,7 +209,7 @@ func (in *Input) WriteGaps(w io.Writer, s Style) error {
 	type kind struct{ namespace, means, why string }
 	var order []kind
 	byKind := map[kind][]string{}
-	for _, g := range in.Gaps {
+	for _, g := range EscapeAll(in.Gaps) {
 		k := kind{g.Namespace, g.Means, "forbidden"}
 		if !g.Forbidden {
 			k.why = g.Error

@@ -168,7 +168,7 @@ func writeFinding(w io.Writer, s Style, severity string, d diag.Diagnostic) erro
 	if hint == "" {
 		return nil
 	}
-	_, err := fmt.Fprintf(w, "  %s %s\n", s.Dim("hint:"), hint)
+	_, err := fmt.Fprintf(w, "  %s %s\n", s.Dim("hint:"), Escape(hint))
 	return err
 }
 

@@ -58,8 +58,8 @@ func StyleFor(w io.Writer) Style {
 	if os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
 		return Style{}
 	}
-	f, ok := w.(*os.File)
-	return Style{on: ok && term.IsTerminal(int(f.Fd()))}
+	f := Terminal(w)
+	return Style{on: f != nil && term.IsTerminal(int(f.Fd()))}
 }
 
 // Painted is the Style that always paints; tests use it.
@@ -110,7 +110,7 @@ func (s Style) VerdictAs(word, text string) string {
 // Width returns the number of columns to lay tables out for: the terminal's
 // width, or 120 where there is none.
 func Width(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
+	if f := Terminal(w); f != nil {
 		if cols, _, err := term.GetSize(int(f.Fd())); err == nil && cols > 20 {
 			return cols
 		}

@@ -130,15 +130,15 @@ func (r *Report) WriteText(w io.Writer, s cli.Style, width int) error {
 			fmt.Fprintf(&b, "  and %d more\n", len(r.Differences)-i)
 			break
 		}
-		fmt.Fprintf(&b, "  %s\n", s.Red(fmt.Sprintf("%s > %s %s IPv%d: %s, predicted %s (%s)",
-			d.From, d.To, d.Port, d.Family, d.Observed, d.Predicted.Verdict, because(&d.Predicted))))
+		fmt.Fprintf(&b, "  %s\n", s.Red(cli.Escape(fmt.Sprintf("%s > %s %s IPv%d: %s, predicted %s (%s)",
+			d.From, d.To, d.Port, d.Family, d.Observed, d.Predicted.Verdict, because(&d.Predicted)))))
 	}
 	for i, f := range r.Failures {
 		if i == mostDifferences {
 			fmt.Fprintf(&b, "  and %d more\n", len(r.Failures)-i)
 			break
 		}
-		fmt.Fprintf(&b, "  %s\n", s.Red("probe failed: "+f))
+		fmt.Fprintf(&b, "  %s\n", s.Red("probe failed: "+cli.Escape(f)))
 	}
 
 	fmt.Fprintf(&b, "\n%s\n", s.Bold("2. Audit records: the last one of every rule that left any"))

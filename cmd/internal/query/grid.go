@@ -148,9 +148,10 @@ func WriteMatrix(w io.Writer, s cli.Style, width int, flows []Flow) error {
 	}
 	var b strings.Builder
 	b.WriteString("rows connect to columns\n" + Legend(s) + "\n")
+	shown := cli.EscapeAll(names)
 	for _, p := range ports {
 		g := Grid{
-			Rows: names, Cols: names, Width: width,
+			Rows: shown, Cols: shown, Width: width,
 			Cell: func(row, col int) (string, string) {
 				v, ok := verdicts[[3]string{p, names[row], names[col]}]
 				if !ok {

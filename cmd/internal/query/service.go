@@ -267,6 +267,7 @@ func (c *call) masquerade(b *backend, is4 bool) (netip.Addr, bool) {
 
 // WriteServiceExplanation prints the verdict over all backends, then each one.
 func WriteServiceExplanation(w io.Writer, s cli.Style, e *ServiceExplanation, full bool) error {
+	e = cli.EscapeAll(e)
 	backends := fmt.Sprintf("%d backends", len(e.Backends))
 	if len(e.Backends) == 1 {
 		backends = "1 backend"

@@ -16,6 +16,7 @@ const fewest = 4
 // WriteExplanation prints an explanation for people; full lists every rule
 // considered instead of the nearest ones.
 func WriteExplanation(w io.Writer, s cli.Style, e *Explanation, full bool) error {
+	e = cli.EscapeAll(e)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s -> %s  port %s", s.Bold(s.Verdict(e.Verdict)), end(e.From, e.FromIP), end(e.To, e.ToIP), e.Port)
 	switch {
