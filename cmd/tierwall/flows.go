@@ -24,8 +24,8 @@ func newFlows() *cobra.Command {
 	output := cli.NewFormat("text", "wide", "json")
 	cmd := &cobra.Command{
 		Use:   "flows",
-		Short: "List the connections daemons know, and which rules let them in",
-		Long: `Asks node daemons for the connections they know now: who opened them to whom, since
+		Short: "List the connections daemons remember, and which rules let them in",
+		Long: `Asks node daemons for the connections they remember: who opened them to whom, since
 when, and which policy and rule allowed them on either side. A connection between
 two nodes is known on both. The newest come first.
 
@@ -34,14 +34,15 @@ machine without a kubeconfig, and with --local, the daemon of this machine. That
 takes the right to list pods and to create pods/portforward in the daemons'
 namespace: an operator's.
 
-Packets and bytes are those seen in userspace. A connection the kernel keeps to
-itself (state in brackets) goes on without being counted.
+Packets and bytes are those seen in userspace. Of a connection in the state in-kernel
+the daemon sees no more packets: it may go on, or have ended since LAST-SEEN. One
+that has ended (closed, time-wait) is remembered for a while.
 
 Filters are those of "audit": flags of different kinds must all match, of a
 repeated one any.
 
 JSON: {"flows":[{"node","protocol","source","destination","state","since",
-"egress","ingress",…}],"omitted","failed":[{"node","error"}]}.
+"lastSeen","inKernel","alive","egress","ingress",…}],"omitted","failed":[{"node","error"}]}.
 Exit code 1 when some daemons did not answer.`,
 		Example: `  tierwall flows --namespace shop
   tierwall flows --node worker-1 --to shop/db --port 5432/TCP
@@ -118,25 +119,27 @@ func gatherFlows(ctx context.Context, targets []target, words auditlog.Words, li
 }
 
 func (a *flowsAnswer) write(w io.Writer, now time.Time, wide bool) error {
-	header := []string{"NODE", "SOURCE", "DESTINATION", "PROTOCOL", "STATE", "AGE", "PACKETS", "ALLOWED-BY"}
+	header := []string{"NODE", "SOURCE", "DESTINATION", "PROTOCOL", "STATE", "AGE", "LAST-SEEN", "PACKETS", "ALLOWED-BY"}
 	if wide {
-		header = []string{"NODE", "SOURCE", "DESTINATION", "PROTOCOL", "STATE", "AGE", "IDLE", "PACKETS", "BYTES", "BACKEND", "TABLE", "CONNECTION", "ALLOWED-BY"}
+		header = []string{"NODE", "SOURCE", "DESTINATION", "PROTOCOL", "STATE", "AGE", "LAST-SEEN", "PACKETS", "BYTES", "BACKEND", "TABLE", "CONNECTION", "ALLOWED-BY"}
 	}
 	rows := [][]string{header}
+	inKernel := 0
 	for i := range a.Flows {
 		f := &a.Flows[i]
 		state := f.State
-		if f.InKernel {
-			state = "[" + state + "]"
+		if f.InKernel && f.Alive != api.AliveNo {
+			state = "in-kernel"
+			inKernel++
 		}
 		table := fmt.Sprint(f.TableGeneration)
 		if f.Rejudged {
 			table += "*"
 		}
-		row := []string{f.Node, endName(f.Source), endName(f.Destination), f.Protocol, state, age(now.Sub(f.Since))}
+		row := []string{f.Node, endName(f.Source), endName(f.Destination), f.Protocol, state, age(now.Sub(f.Since)), age(now.Sub(f.LastSeen))}
 		packets := fmt.Sprintf("%d/%d", f.Packets.FromSource, f.Packets.FromDestination)
 		if wide {
-			row = append(row, age(now.Sub(f.LastSeen)), packets, fmt.Sprintf("%d/%d", f.Bytes.FromSource, f.Bytes.FromDestination),
+			row = append(row, packets, fmt.Sprintf("%d/%d", f.Bytes.FromSource, f.Bytes.FromDestination),
 				f.Backend, table, f.Connection, f.Decided())
 		} else {
 			row = append(row, packets, f.Decided())
@@ -145,6 +148,11 @@ func (a *flowsAnswer) write(w io.Writer, now time.Time, wide bool) error {
 	}
 	if err := writeTable(w, rows); err != nil {
 		return err
+	}
+	if inKernel > 0 {
+		if _, err := fmt.Fprintf(w, "%s in-kernel: the daemon sees no more of their packets, nor their end; LAST-SEEN is the last packet it saw\n", cli.Plural(inKernel, "connection")); err != nil {
+			return err
+		}
 	}
 	if a.Omitted > 0 {
 		_, err := fmt.Fprintf(w, "%d more match and are not listed: --limit\n", a.Omitted)

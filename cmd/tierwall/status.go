@@ -246,7 +246,12 @@ func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error 
 		line("", "%s", st.Source.Problem)
 	}
 	t := &st.Traffic
-	line("traffic", "%d connections; packets: %d in userspace (%d passed, %d dropped), %d in the kernel", t.Connections, t.Userspace, t.Passed, t.Dropped, t.Kernel)
+	connections := cli.Plural(t.Connections, "connection") + " remembered"
+	if t.Connections > 0 && t.Open+t.InKernel+t.Ended > 0 {
+		connections += fmt.Sprintf(": %d open, %d in the kernel (some may have ended), %d ended", t.Open, t.InKernel, t.Ended)
+	}
+	line("traffic", "%s", connections)
+	line("", "packets: %d in userspace (%d passed, %d dropped), %d in the kernel", t.Userspace, t.Passed, t.Dropped, t.Kernel)
 	line("", "%d lost in full queues, %d connections cut by changes of policy", t.Overflow, t.Cut)
 	if st.Audit != nil {
 		line("audit", "%d records, %d lost (%s)", st.Audit.Records, st.Audit.Lost, orNone(st.Audit.File))

@@ -64,9 +64,10 @@ func (d *daemon) apiStatus(started time.Time) api.Status {
 	}
 	s := d.stats()
 	st.Traffic = api.Traffic{
-		Connections: s.Connections, Userspace: s.Upcalls, Kernel: s.Bypassed, Passed: s.Passed, Dropped: s.Dropped,
+		Userspace: s.Upcalls, Kernel: s.Bypassed, Passed: s.Passed, Dropped: s.Dropped,
 		Overflow: s.Overflow, Cut: s.Cut,
 	}
+	st.Traffic.CountConnections(d.engine)
 	if d.audit != nil {
 		st.Audit = &api.Audit{File: d.cfg.Audit.File, Records: s.AuditRecords, Lost: s.AuditLost}
 	}

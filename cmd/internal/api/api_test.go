@@ -124,7 +124,7 @@ func TestFlows(t *testing.T) {
 	}
 	f := got[0]
 	if f.Node != "n1" || f.Source.Name() != "shop/a" || f.Destination.Name() != "shop/b" || f.Destination.Port != 80 || f.Source.Port != 40000 ||
-		f.Connection != "a1" || f.State != "established" || !f.InKernel || f.Packets != (Count{3, 2}) || f.Bytes != (Count{180, 120}) ||
+		f.Connection != "a1" || f.State != "established" || !f.InKernel || f.Alive != AliveUnknown || f.Packets != (Count{3, 2}) || f.Bytes != (Count{180, 120}) ||
 		f.TableGeneration != 9 || f.Rejudged || f.Since.Unix() != 1e9 || f.LastSeen.Sub(f.Since) != 5*time.Second {
 		t.Errorf("%+v", f)
 	}

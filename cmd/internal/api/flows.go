@@ -29,7 +29,25 @@ var FlowWords = []string{
 	"verdict", "direction", "band", "reason", "protocol", "namespace", "pod", "policy", "rule", "cidr", "from", "to", "port",
 }
 
-// Flow is a connection the daemon knows. Addresses, names and policies are
+// Whether a connection goes on, as far as the daemon can tell.
+const (
+	AliveYes     = "yes"     // userspace sees its packets, and it has not ended
+	AliveNo      = "no"      // it has ended, and is remembered for a while
+	AliveUnknown = "unknown" // the kernel has it, and does not report its end
+)
+
+// alive says whether a connection goes on.
+func alive(rec *conntrack.Record) string {
+	switch {
+	case rec.State.Over():
+		return AliveNo
+	case rec.Bypassed:
+		return AliveUnknown
+	}
+	return AliveYes
+}
+
+// Flow is a connection the daemon remembers. Addresses, names and policies are
 // written as in audit records.
 type Flow struct {
 	Node        string          `json:"node"`
@@ -46,9 +64,11 @@ type Flow struct {
 	// InKernel is set when the kernel was asked to keep the connection to itself:
 	// LastSeen, Packets and Bytes are then those of the packets before, and State
 	// what they said.
-	InKernel bool  `json:"inKernel"`
-	Packets  Count `json:"packets"`
-	Bytes    Count `json:"bytes"` // IP headers included
+	InKernel bool `json:"inKernel"`
+	// Alive says whether it goes on: "yes", "no", or "unknown" of one in the kernel.
+	Alive   string `json:"alive"`
+	Packets Count  `json:"packets"`
+	Bytes   Count  `json:"bytes"` // IP headers included
 	// TableGeneration is of the table the decisions below are from.
 	TableGeneration uint64 `json:"tableGeneration"`
 	// Rejudged is set when the table that admitted the connection is forgotten,
@@ -130,9 +150,9 @@ func (s *server) flow(backend string, rec *conntrack.Record, inForce *classifier
 	f := Flow{
 		Node: s.cfg.Node, Backend: backend, Connection: strconv.FormatUint(rec.ID, 16), Protocol: k.Proto.String(),
 		State: rec.State.String(), Since: time.Unix(0, rec.Since).UTC(), LastSeen: time.Unix(0, rec.LastSeen).UTC(),
-		InKernel: rec.Bypassed,
-		Packets:  Count{rec.Packets[conntrack.FromOpener], rec.Packets[conntrack.FromReplier]},
-		Bytes:    Count{rec.Bytes[conntrack.FromOpener], rec.Bytes[conntrack.FromReplier]},
+		InKernel: rec.Bypassed, Alive: alive(rec),
+		Packets: Count{rec.Packets[conntrack.FromOpener], rec.Packets[conntrack.FromReplier]},
+		Bytes:   Count{rec.Bytes[conntrack.FromOpener], rec.Bytes[conntrack.FromReplier]},
 	}
 	t := s.cfg.Engine.TableOf(rec.Generation)
 	d := classifier.Decision{Egress: classifier.OutcomeID(rec.Egress), Ingress: classifier.OutcomeID(rec.Ingress)}

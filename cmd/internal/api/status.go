@@ -3,6 +3,7 @@ package api
 import (
 	"time"
 
+	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/enforcement"
 )
@@ -100,13 +101,35 @@ type NotUnderstood struct {
 
 // Traffic are totals of packets since the daemon started.
 type Traffic struct {
-	Connections int    `json:"connections"` // known now
-	Userspace   uint64 `json:"userspace"`   // packets seen in userspace
-	Kernel      uint64 `json:"kernel"`      // packets of known flows, passed in the kernel
-	Passed      uint64 `json:"passed"`      // of those in userspace
-	Dropped     uint64 `json:"dropped"`     // of those in userspace
-	Overflow    uint64 `json:"overflow"`    // lost in full queues
-	Cut         uint64 `json:"cut"`         // connections ended by a change of policy
+	// Connections are remembered: Open ones, those InKernel, of which some may have
+	// ended unseen, and those that Ended and are remembered for a while.
+	Connections int    `json:"connections"`
+	Open        int    `json:"open"`
+	InKernel    int    `json:"inKernel"`
+	Ended       int    `json:"ended"`
+	Userspace   uint64 `json:"userspace"` // packets seen in userspace
+	Kernel      uint64 `json:"kernel"`    // packets of known flows, passed in the kernel
+	Passed      uint64 `json:"passed"`    // of those in userspace
+	Dropped     uint64 `json:"dropped"`   // of those in userspace
+	Overflow    uint64 `json:"overflow"`  // lost in full queues
+	Cut         uint64 `json:"cut"`       // connections ended by a change of policy
+}
+
+// CountConnections fills in the connections by what is known of them.
+func (t *Traffic) CountConnections(e Engine) {
+	t.Connections, t.Open, t.InKernel, t.Ended = 0, 0, 0, 0
+	e.Flows(func(_ string, rec conntrack.Record) bool {
+		t.Connections++
+		switch alive(&rec) {
+		case AliveYes:
+			t.Open++
+		case AliveNo:
+			t.Ended++
+		default:
+			t.InKernel++
+		}
+		return true
+	})
 }
 
 // Audit are totals of the audit log since the daemon started.

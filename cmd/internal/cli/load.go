@@ -174,7 +174,7 @@ func writeFinding(w io.Writer, s Style, severity string, d diag.Diagnostic) erro
 
 // Summary is one line about what was read: "3 policies: 1 error, 2 warnings".
 func (in *Input) Summary() string {
-	policies, n, staged := "1 policy", len(in.Objects), 0
+	n, staged := len(in.Objects), 0
 	for _, o := range in.Objects {
 		// Of a cluster with files in it, the files' are meant.
 		if o != nil && (in.only == nil || o.File != "") && lower.Staged(o.Annotations) {
@@ -184,22 +184,13 @@ func (in *Input) Summary() string {
 	if in.only != nil {
 		n = in.files
 	}
-	if n != 1 {
-		policies = fmt.Sprintf("%d policies", n)
-	}
+	policies := Plural(n, "policy")
 	if staged > 0 {
 		policies += fmt.Sprintf(", %d of them staged (not enforced)", staged)
 	}
-	out := policies + ": " + plural(len(in.Findings.Errors), "error") + ", " + plural(len(in.Findings.Warnings), "warning")
+	out := policies + ": " + Plural(len(in.Findings.Errors), "error") + ", " + Plural(len(in.Findings.Warnings), "warning")
 	if n := len(in.Findings.Notes); n > 0 {
-		out += ", " + plural(n, "note")
+		out += ", " + Plural(n, "note")
 	}
 	return out
-}
-
-func plural(n int, word string) string {
-	if n == 1 {
-		return "1 " + word
-	}
-	return fmt.Sprintf("%d %ss", n, word)
 }

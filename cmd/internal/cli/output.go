@@ -49,6 +49,18 @@ func WriteJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
+// Plural is a number and what it counts, of which word is one: "1 policy",
+// "2 policies".
+func Plural[N int | uint64](n N, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	if stem, ok := strings.CutSuffix(word, "y"); ok && !strings.HasSuffix(stem, "e") {
+		return fmt.Sprintf("%d %sies", n, stem)
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}
+
 // Style paints words for a terminal. The zero value paints nothing.
 type Style struct{ on bool }
 
