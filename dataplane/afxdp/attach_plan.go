@@ -76,7 +76,8 @@ type localPod struct{ Ifindex uint32 }
 // makePlan decides from the state alone. A device is
 //
 //   - a pod's if a host route to a local pod, or into the pod CIDRs, leads to it, if it is
-//     a port of a bridge that holds pods, or if it was a pod's before;
+//     a port of a bridge that holds pods, or if it was a pod's before. Where unknown
+//     pods pass (fail mode open) only known pods and bridges count;
 //   - perhaps a pod's if its other end is in another namespace, the pod CIDRs are
 //     known, and no route to a network elsewhere leads to it (an uplink's does).
 //
@@ -155,7 +156,7 @@ func (c *Config) place(s *scene, k *known, l netlink.Link, bridge netlink.Link, 
 		}
 	}
 	switch {
-	case len(pl.pods) > 0 || bridge != nil || k.leadsToPod(attrs.Index, s.hosts[attrs.Index]):
+	case len(pl.pods) > 0 || bridge != nil || !c.PassUnknown && k.leadsToPod(attrs.Index, s.hosts[attrs.Index]):
 		pl.guard.Flags = guardPod
 	case !c.candidate(l, k, s.nets[attrs.Index]):
 		return place{}, false
