@@ -3,17 +3,19 @@ package lint
 import (
 	"fmt"
 	mathbits "math/bits"
+	"net/netip"
 	"slices"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/internal/terrain"
 )
 
 // take is a connection that a rule decides although a weaker policy says otherwise.
 type take struct {
 	by       int // the stronger rule
-	from, to *place
+	from, to *terrain.Place
 	key      flow.Key
 }
 
@@ -25,7 +27,7 @@ type take struct {
 type taker struct {
 	set    *rule.Set
 	world  *rule.World
-	ground *terrain
+	ground *terrain.Terrain
 
 	subjects map[string]bits // selector in text form → kinds
 	peers    map[string]bits // relation-free peer in text form → places
@@ -56,13 +58,13 @@ type track struct {
 
 func newTaker(set *rule.Set, world *rule.World) *taker {
 	t := &taker{
-		set: set, world: world, ground: newTerrain(set, world),
+		set: set, world: world, ground: terrain.New(set, world),
 		subjects: map[string]bits{}, peers: map[string]bits{}, named: map[string][]namedBox{},
 		cached: map[ruleFor][]box{},
 	}
 	for _, d := range flow.Directions {
-		t.tracks[d] = make([]*track, len(t.ground.kinds))
-		t.allows[d] = make([][]int, len(t.ground.kinds))
+		t.tracks[d] = make([]*track, len(t.ground.Kinds))
+		t.allows[d] = make([][]int, len(t.ground.Kinds))
 		t.openings[d] = map[int][]take{}
 		t.prepare(d)
 	}
@@ -74,9 +76,9 @@ func (t *taker) subjectsOf(s *rule.Selector) bits {
 	text := s.String()
 	b, ok := t.subjects[text]
 	if !ok {
-		b = make(bits, (len(t.ground.kinds)+63)/64)
-		for i, k := range t.ground.kinds {
-			if s.Matches(t.ground.pods[k.members[0]]) {
+		b = make(bits, (len(t.ground.Kinds)+63)/64)
+		for i, k := range t.ground.Kinds {
+			if s.Matches(t.ground.Pods[k.Members[0]]) {
 				b.add(i)
 			}
 		}
@@ -87,7 +89,7 @@ func (t *taker) subjectsOf(s *rule.Selector) bits {
 
 // prepare finds the track of every kind that a NetworkPolicy selects.
 func (t *taker) prepare(d flow.Direction) {
-	kinds := len(t.ground.kinds)
+	kinds := len(t.ground.Kinds)
 	wanted := make(bits, (kinds+63)/64)
 	for i := range t.set.Isolations {
 		if iso := &t.set.Isolations[i]; iso.Direction == d && iso.Stage == rule.Enforce && iso.Band == rule.BandNetworkPolicy {
@@ -269,8 +271,8 @@ func (t *taker) boxes(i, k int) []box {
 	if b, ok := t.cached[at]; ok {
 		return b
 	}
-	subject := t.ground.pods[t.ground.kinds[k].members[0]]
-	peers := make(bits, (len(t.ground.places)+63)/64)
+	subject := t.ground.Pods[t.ground.Kinds[k].Members[0]]
+	peers := make(bits, (len(t.ground.Places)+63)/64)
 	for j := range r.Peers {
 		p := &r.Peers[j]
 		among := t.peersOf(p)
@@ -281,7 +283,7 @@ func (t *taker) boxes(i, k int) []box {
 			continue
 		}
 		among.each(func(n int) {
-			if p.Relation.Holds(subject, t.ground.places[n].pod) {
+			if p.Relation.Holds(subject, t.ground.Places[n].Pod) {
 				peers.add(n)
 			}
 		})
@@ -303,7 +305,7 @@ func (t *taker) peersOf(p *rule.Peer) bits {
 	text := fmt.Sprint(p.Kind, p.Block.NoPods, " ", &plain)
 	b, ok := t.peers[text]
 	if !ok {
-		b = t.ground.peers(&plain, t.world)
+		b = placesOf(t.ground, &plain, t.world)
 		t.peers[text] = b
 	}
 	return b
@@ -316,8 +318,8 @@ func (t *taker) namedPorts(l *rule.L4, d flow.Direction, subject *rule.Endpoint)
 		return nil
 	}
 	if d == flow.Ingress {
-		all := make(bits, (len(t.ground.places)+63)/64)
-		for i := range t.ground.places {
+		all := make(bits, (len(t.ground.Places)+63)/64)
+		for i := range t.ground.Places {
 			all.add(i)
 		}
 		var out []namedBox
@@ -332,8 +334,8 @@ func (t *taker) namedPorts(l *rule.L4, d flow.Direction, subject *rule.Endpoint)
 		return out
 	}
 	var out []namedBox
-	for i := range t.ground.places {
-		pod := t.ground.places[i].pod
+	for i := range t.ground.Places {
+		pod := t.ground.Places[i].Pod
 		if pod == nil {
 			break // pods come first
 		}
@@ -344,7 +346,7 @@ func (t *taker) namedPorts(l *rule.L4, d flow.Direction, subject *rule.Endpoint)
 			at := slices.IndexFunc(out, func(b namedBox) bool { return b.proto == p.Proto && b.port == p.Port })
 			if at < 0 {
 				at = len(out)
-				out = append(out, namedBox{p.Proto, p.Port, make(bits, (len(t.ground.places)+63)/64)})
+				out = append(out, namedBox{p.Proto, p.Port, make(bits, (len(t.ground.Places)+63)/64)})
 			}
 			out[at].peers.add(i)
 		}
@@ -393,28 +395,28 @@ func (t *taker) witness(kinds []int, b *box, d flow.Direction) (take, bool) {
 	key6, ok6 := b.example(false)
 	for w, word := range b.peers {
 		for ; word != 0; word &= word - 1 {
-			peer := &t.ground.places[w*64+mathbits.TrailingZeros64(word)]
-			if is4 := peer.addr.Is4(); is4 && !ok4 || !is4 && !ok6 {
+			peer := &t.ground.Places[w*64+mathbits.TrailingZeros64(word)]
+			if is4 := peer.Addr.Is4(); is4 && !ok4 || !is4 && !ok6 {
 				continue
 			}
 			for _, k := range kinds {
-				for _, m := range t.ground.kinds[k].members {
-					if d == flow.Ingress && slices.Contains(peer.nodes, t.ground.pods[m].Node) {
+				for _, m := range t.ground.Kinds[k].Members {
+					if d == flow.Ingress && slices.Contains(peer.Nodes, t.ground.Pods[m].Node) {
 						continue
 					}
-					for _, n := range t.ground.ofPod[m] {
-						subject := &t.ground.places[n]
-						if subject.addr.Is4() != peer.addr.Is4() || subject.addr == peer.addr {
+					for _, n := range t.ground.OfPod[m] {
+						subject := &t.ground.Places[n]
+						if subject.Addr.Is4() != peer.Addr.Is4() || subject.Addr == peer.Addr {
 							continue
 						}
 						out := take{from: subject, to: peer, key: key4}
-						if !peer.addr.Is4() {
+						if !peer.Addr.Is4() {
 							out.key = key6
 						}
 						if d == flow.Ingress {
 							out.from, out.to = peer, subject
 						}
-						out.key.Src, out.key.Dst = flow.AddrFrom(out.from.addr), flow.AddrFrom(out.to.addr)
+						out.key.Src, out.key.Dst = flow.AddrFrom(out.from.Addr), flow.AddrFrom(out.to.Addr)
 						return out, true
 					}
 				}
@@ -422,4 +424,49 @@ func (t *taker) witness(kinds []int, b *box, d flow.Direction) (take, bool) {
 		}
 	}
 	return take{}, false
+}
+
+// placesOf returns the places among which a peer is for a subject, relations aside.
+func placesOf(t *terrain.Terrain, p *rule.Peer, world *rule.World) bits {
+	b := make(bits, (len(t.Places)+63)/64)
+	from, to := 0, len(t.Places)
+	if p.Kind == rule.PeerPods && p.Pods.Namespace != "" {
+		var ok bool
+		if from, ok = t.Spaces[p.Pods.Namespace]; !ok {
+			return b
+		}
+	}
+	var single map[netip.Addr]bool
+	var wide []netip.Prefix
+	if p.Kind == rule.PeerSet || p.Kind == rule.PeerService {
+		single = map[netip.Addr]bool{}
+		for _, x := range world.Sets[p.Set] {
+			if x.IsSingleIP() {
+				single[x.Addr()] = true
+			} else {
+				wide = append(wide, x)
+			}
+		}
+	}
+	for i := from; i < to; i++ {
+		at := &t.Places[i]
+		match := false
+		switch p.Kind {
+		case rule.PeerAny:
+			match = true
+		case rule.PeerPods:
+			if at.Pod == nil || p.Pods.Namespace != "" && at.Pod.Namespace != p.Pods.Namespace {
+				return b // pods come first, by namespace
+			}
+			match = p.Pods.Matches(at.Pod)
+		case rule.PeerBlock:
+			match = p.Block.Contains(at.Addr) && (!p.Block.NoPods || at.Pod == nil)
+		case rule.PeerSet, rule.PeerService:
+			match = single[at.Addr] || slices.ContainsFunc(wide, func(x netip.Prefix) bool { return x.Contains(at.Addr) })
+		}
+		if match {
+			b.add(i)
+		}
+	}
+	return b
 }

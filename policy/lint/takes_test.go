@@ -103,12 +103,12 @@ func TestOverrideExamples(t *testing.T) {
 			for _, w := range found {
 				taken++
 				if o := decided(w, ru.Direction); o.Verdict == classifier.Allow || !matches(ru, world, w.key) || w.by >= i {
-					t.Fatalf("%s: %+v takes nothing away from %+v", w.key, o, ru.Origin)
+					t.Fatalf("S0-67, S0-69: %s: %+v takes nothing away from %+v", w.key, o, ru.Origin)
 				}
 			}
 		}
 		for _, d := range flow.Directions {
-			for k := range tk.ground.kinds {
+			for k := range tk.ground.Kinds {
 				for _, w := range tk.opened(k, d) {
 					if o := oracle.Evaluate(weak, world, w.key); o.Direction(d).Reason != classifier.ReasonIsolation {
 						continue // no NetworkPolicy isolates this kind
@@ -233,9 +233,9 @@ func (t *taker) openedAt(a flow.Addr, d flow.Direction) []take {
 			break
 		}
 	}
-	for k := range t.ground.kinds {
-		for _, m := range t.ground.kinds[k].members {
-			if p := t.ground.pods[m]; p.Namespace+"/"+p.Name == key {
+	for k := range t.ground.Kinds {
+		for _, m := range t.ground.Kinds[k].Members {
+			if p := t.ground.Pods[m]; p.Namespace+"/"+p.Name == key {
 				return t.opened(k, d)
 			}
 		}

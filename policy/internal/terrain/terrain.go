@@ -1,4 +1,6 @@
-package lint
+// Package terrain is the ends that connections can have in a cluster, as few of them as
+// rules can tell apart: to search all connections by trying those between them.
+package terrain
 
 import (
 	"cmp"
@@ -11,41 +13,45 @@ import (
 	"github.com/tierwall/tierwall/classifier/rule"
 )
 
-// place is an address that can be the other end of a connection: a pod's, a node's,
+// Place is an address that can be the other end of a connection: a pod's, a node's,
 // or one outside the cluster that stands for all that no rule tells from it.
-type place struct {
-	addr  netip.Addr
-	pod   *rule.Endpoint // nil: no pod
-	nodes []string       // the nodes that have the address
+type Place struct {
+	Addr  netip.Addr
+	Pod   *rule.Endpoint // nil: no pod
+	Nodes []string       // the nodes that have the address
 }
 
 // String names the place as "tierwall explain --from" takes it.
-func (p *place) String() string {
-	if p.pod != nil {
-		return p.pod.Namespace + "/" + p.pod.Name
+func (p *Place) String() string {
+	if p.Pod != nil {
+		return p.Pod.Namespace + "/" + p.Pod.Name
 	}
-	return p.addr.String()
+	return p.Addr.String()
 }
 
-// kind is the pods that no rule tells apart, by at most three of them: one is not
+// Kind is the pods that no rule tells apart, by at most three of them: one is not
 // enough where the other end is the pod itself or the pod's own node.
-type kind struct{ members []int } // places' pods, in terrain.pods
+type Kind struct {
+	Members []int // in Terrain.Pods
+	Pods    int   // how many pods are of the kind
+}
 
-// terrain is the ends that connections can have, for the rules of a set.
-type terrain struct {
-	pods    []*rule.Endpoint
-	kinds   []kind
-	places  []place
-	ofPod   [][]int        // pod → its places
-	spaces  map[string]int // namespace → its first place; places of pods are sorted
+// Terrain is the ends that connections can have, for the rules of a set.
+type Terrain struct {
+	Pods    []*rule.Endpoint
+	Kinds   []Kind
+	Places  []Place        // those of pods first, by namespace
+	OfPod   [][]int        // pod → its places
+	Spaces  map[string]int // namespace → its first place
 	borders []netip.Addr   // where an address prefix of a rule begins or has ended
 }
 
 // mostBorders bounds the addresses outside that are told apart.
 const mostBorders = 4000
 
-func newTerrain(set *rule.Set, world *rule.World) *terrain {
-	t := &terrain{spaces: map[string]int{}}
+// New finds the ends in a world that a set of rules can tell apart.
+func New(set *rule.Set, world *rule.World) *Terrain {
+	t := &Terrain{Spaces: map[string]int{}}
 	t.findBorders(set, world)
 	taken := map[netip.Addr]bool{}
 	t.addPods(world, taken)
@@ -56,12 +62,12 @@ func newTerrain(set *rule.Set, world *rule.World) *terrain {
 		}
 		i, ok := at[a]
 		if !ok {
-			i = len(t.places)
+			i = len(t.Places)
 			at[a] = i
-			t.places = append(t.places, place{addr: a})
+			t.Places = append(t.Places, Place{Addr: a})
 		}
 		if name != "" {
-			t.places[i].nodes = append(t.places[i].nodes, name)
+			t.Places[i].Nodes = append(t.Places[i].Nodes, name)
 		}
 	}
 	for i := range world.Nodes {
@@ -87,7 +93,7 @@ func newTerrain(set *rule.Set, world *rule.World) *terrain {
 }
 
 // addPods adds the pods of each kind that has an address of its own.
-func (t *terrain) addPods(world *rule.World, taken map[netip.Addr]bool) {
+func (t *Terrain) addPods(world *rule.World, taken map[netip.Addr]bool) {
 	order := make([]*rule.Endpoint, 0, len(world.Endpoints))
 	for i := range world.Endpoints {
 		if e := &world.Endpoints[i]; !e.HostNetwork && len(e.Addrs) > 0 {
@@ -114,31 +120,32 @@ func (t *terrain) addPods(world *rule.World, taken map[netip.Addr]bool) {
 		}
 		n, ok := numbers[key.String()]
 		if !ok {
-			n = len(t.kinds)
+			n = len(t.Kinds)
 			numbers[key.String()] = n
-			t.kinds = append(t.kinds, kind{})
+			t.Kinds = append(t.Kinds, Kind{})
 		}
-		members := t.kinds[n].members
+		t.Kinds[n].Pods++
+		members := t.Kinds[n].Members
 		switch {
-		case len(members) > 2, len(members) == 2 && (t.pods[members[0]].Node != t.pods[members[1]].Node || t.pods[members[0]].Node == e.Node):
+		case len(members) > 2, len(members) == 2 && (t.Pods[members[0]].Node != t.Pods[members[1]].Node || t.Pods[members[0]].Node == e.Node):
 			continue // nothing new
 		}
-		t.kinds[n].members = append(members, len(t.pods))
-		t.pods = append(t.pods, e)
-		if _, ok := t.spaces[e.Namespace]; !ok {
-			t.spaces[e.Namespace] = len(t.places)
+		t.Kinds[n].Members = append(members, len(t.Pods))
+		t.Pods = append(t.Pods, e)
+		if _, ok := t.Spaces[e.Namespace]; !ok {
+			t.Spaces[e.Namespace] = len(t.Places)
 		}
 		var places []int
 		for _, a := range own {
-			places = append(places, len(t.places))
-			t.places = append(t.places, place{addr: a, pod: e})
+			places = append(places, len(t.Places))
+			t.Places = append(t.Places, Place{Addr: a, Pod: e})
 		}
-		t.ofPod = append(t.ofPod, places)
+		t.OfPod = append(t.OfPod, places)
 	}
 }
 
 // findBorders collects the ends of the prefixes that rules and sets have.
-func (t *terrain) findBorders(set *rule.Set, world *rule.World) {
+func (t *Terrain) findBorders(set *rule.Set, world *rule.World) {
 	known := map[netip.Addr]bool{}
 	for i := range world.Nodes {
 		for _, a := range world.Nodes[i].Addrs {
@@ -162,7 +169,7 @@ func (t *terrain) findBorders(set *rule.Set, world *rule.World) {
 	add(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
 	add(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 	for i := range set.Rules {
-		if r := &set.Rules[i]; r.Stage == rule.Enforce && r.Order.Band <= rule.BandNetworkPolicy {
+		if r := &set.Rules[i]; r.Stage == rule.Enforce {
 			for j := range r.Peers {
 				p := &r.Peers[j]
 				switch p.Kind {
@@ -186,7 +193,7 @@ func (t *terrain) findBorders(set *rule.Set, world *rule.World) {
 }
 
 // between returns the number of the interval between borders that an address is in.
-func (t *terrain) between(a netip.Addr) int {
+func (t *Terrain) between(a netip.Addr) int {
 	return sort.Search(len(t.borders), func(i int) bool { return t.borders[i].Compare(a) > 0 })
 }
 
@@ -208,7 +215,7 @@ var outsiders = []netip.Addr{
 
 // addOutside adds one address of every interval between borders that is nobody's
 // in the cluster.
-func (t *terrain) addOutside(world *rule.World, taken map[netip.Addr]bool) {
+func (t *Terrain) addOutside(world *rule.World, taken map[netip.Addr]bool) {
 	var inside []netip.Prefix // of pods: nobody there is a pod nobody knows
 	for i := range world.Nodes {
 		inside = append(inside, world.Nodes[i].PodCIDRs...)
@@ -237,54 +244,9 @@ func (t *terrain) addOutside(world *rule.World, taken map[netip.Addr]bool) {
 		}
 		for _, from := range append(slices.Clone(outsiders), first.Next(), first) {
 			if a, ok := pick(from); ok {
-				t.places = append(t.places, place{addr: a})
+				t.Places = append(t.Places, Place{Addr: a})
 				break
 			}
 		}
 	}
-}
-
-// peers returns the places among which a peer is for a subject, relations aside.
-func (t *terrain) peers(p *rule.Peer, world *rule.World) bits {
-	b := make(bits, (len(t.places)+63)/64)
-	from, to := 0, len(t.places)
-	if p.Kind == rule.PeerPods && p.Pods.Namespace != "" {
-		var ok bool
-		if from, ok = t.spaces[p.Pods.Namespace]; !ok {
-			return b
-		}
-	}
-	var single map[netip.Addr]bool
-	var wide []netip.Prefix
-	if p.Kind == rule.PeerSet || p.Kind == rule.PeerService {
-		single = map[netip.Addr]bool{}
-		for _, x := range world.Sets[p.Set] {
-			if x.IsSingleIP() {
-				single[x.Addr()] = true
-			} else {
-				wide = append(wide, x)
-			}
-		}
-	}
-	for i := from; i < to; i++ {
-		at := &t.places[i]
-		match := false
-		switch p.Kind {
-		case rule.PeerAny:
-			match = true
-		case rule.PeerPods:
-			if at.pod == nil || p.Pods.Namespace != "" && at.pod.Namespace != p.Pods.Namespace {
-				return b // pods come first, by namespace
-			}
-			match = p.Pods.Matches(at.pod)
-		case rule.PeerBlock:
-			match = p.Block.Contains(at.addr) && (!p.Block.NoPods || at.pod == nil)
-		case rule.PeerSet, rule.PeerService:
-			match = single[at.addr] || slices.ContainsFunc(wide, func(x netip.Prefix) bool { return x.Contains(at.addr) })
-		}
-		if match {
-			b.add(i)
-		}
-	}
-	return b
 }
