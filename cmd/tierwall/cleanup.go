@@ -22,10 +22,11 @@ import (
 func newCleanup() *cobra.Command {
 	c := agent.Default()
 	force := false
+	var plan planFlags
 	output := cli.NewFormat("text", "json")
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove from this node what the daemon left when it was uninstalled",
+		Short: "Remove from this node what the daemon left when it was uninstalled, or list what would open",
 		Long: `Removes what a daemon leaves in the kernel when it stops: with failMode closed its
 rules stay, so that nothing opens while it is away. After this the node is as if
 there had been no tierwall, and open. It needs root, in the node's network
@@ -34,11 +35,30 @@ namespace, and does what "tierwalld --cleanup" does; it says what it removed.
 A node whose daemon answers is left alone: stop it first. --force removes under a
 daemon that runs, which then enforces nothing until it is started again.
 
-JSON: {"removed":["nftables table inet tierwall",…]}.`,
+--plan removes nothing and needs no root: it says which connections that are denied
+now would be allowed if the policies of one kind went (a definition that is deleted
+takes its objects with it; an older version may not read the kind), for each kind
+there is, and if Tierwall went altogether. It compares the tables that daemons would
+enforce, of manifests or of the cluster. Text has a line for each pair of namespaces,
+JSON every pair of workloads. -n limits it to connections from and to a namespace.
+Exit code 1 when something opens.
+
+JSON: {"removed":["nftables table inet tierwall",…]}, with --plan
+{"plan":[{"what","kinds","policies","opens":[{"from","to","ports","deniedBy"}],"complete"}]}.`,
 		Example: `  sudo tierwall cleanup
-  sudo ip netns exec node1 tierwall cleanup -o json`,
+  sudo ip netns exec node1 tierwall cleanup -o json
+  tierwall cleanup --plan && kubectl delete -k deploy/
+  tierwall cleanup --plan --without Tier.crd.antrea.io --manifests policies/`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case plan.on && force:
+				return usage(cmd, errors.New("--plan removes nothing: leave --force out"))
+			case plan.on:
+				return plan.run(cmd, output)
+			case plan.given():
+				return usage(cmd, errors.New("policies are read for --plan only: give it, or leave the flags about policies out"))
+			}
 			if os.Geteuid() != 0 {
 				return errors.New("needs root (CAP_NET_ADMIN): it removes nftables rules and devices")
 			}
@@ -69,6 +89,7 @@ JSON: {"removed":["nftables table inet tierwall",…]}.`,
 			return nil
 		},
 	}
+	plan.flags(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "also under a daemon that runs")
 	cmd.Flags().StringVar(&c.Metrics.Address, "address", c.Metrics.Address, "where a daemon on this machine would answer")
 	cmd.Flags().StringVar(&c.AFXDP.PinPath, "pin-path", c.AFXDP.PinPath, "where the daemon kept what outlives it (afxdp.pinPath)")

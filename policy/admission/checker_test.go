@@ -204,7 +204,7 @@ func TestOverridingIsSaidToTheAdministrator(t *testing.T) {
 	} {
 		a := checker.Review(context.Background(), request(t, admissionv1.Create, wall(action), ""))
 		if !a.Allowed || strings.Join(a.Warnings, "\n") != want {
-			t.Errorf("%s: allowed %v, warnings %q, want %q", action, a.Allowed, a.Warnings, want)
+			t.Errorf("S0-67: %s: allowed %v, warnings %q, want %q", action, a.Allowed, a.Warnings, want)
 		}
 	}
 	w.Objects, w.Version = w.Objects[2:], 2
