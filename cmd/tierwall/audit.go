@@ -46,6 +46,7 @@ type logQuestion struct {
 	words  filterFlags
 	utc    bool
 	output *cli.Format
+	cover  coverage
 }
 
 func (q *logQuestion) flags(cmd *cobra.Command, formats ...string) {
@@ -93,7 +94,7 @@ func (w *filterFlags) ends(cmd *cobra.Command) {
 	w.list(cmd, "protocol", "TCP, UDP, ICMP, …")
 	w.list(cmd, "namespace", "namespace of a pod at either end")
 	w.list(cmd, "pod", "pod at either end: NAME or NAMESPACE/NAME")
-	w.list(cmd, "policy", "policy that decided: NAME, NAMESPACE/NAME or KIND/NAMESPACE/NAME")
+	w.list(cmd, "policy", "policy that decided: NAME, NAMESPACE/NAME, KIND.GROUP/NAMESPACE/NAME, or as any output writes it")
 	w.list(cmd, "rule", "rule that decided: its name, or its place as in ingress[0]")
 	w.list(cmd, "cidr", "prefix or address of either end")
 	w.list(cmd, "from", "source: NAME, NAMESPACE/NAME, NAMESPACE/, address or prefix")
@@ -147,16 +148,18 @@ func logs(args []string) []string {
 func (q *logQuestion) each(cmd *cobra.Command, paths []string, record func(r *audit.Record, line []byte) error, bad func(line []byte) error) error {
 	ctx, stop := interruptible(cmd)
 	defer stop()
-	opt := auditlog.ReadOptions{Stdin: cmd.InOrStdin(), Since: q.filter.Since}
+	opt := auditlog.ReadOptions{Stdin: cmd.InOrStdin(), Since: q.filter.Since, Opened: q.cover.opened}
 	for _, path := range paths {
 		err := auditlog.Read(ctx, path, opt, func(line []byte) error {
 			r, err := audit.Parse(line)
 			if err != nil {
 				return bad(line)
 			}
+			q.cover.saw(&r)
 			if !q.filter.Match(&r) {
 				return nil
 			}
+			q.cover.matched++
 			return record(&r, line)
 		})
 		if err != nil {

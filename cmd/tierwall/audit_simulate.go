@@ -55,6 +55,7 @@ With --check the exit status is 1 when a verdict changes.`,
 			s := auditlog.NewSimulation(table)
 			lost, bad, err := q.events(cmd, logs(args), func(ev auditlog.Event) {
 				if ev.Any(q.filter.Match) {
+					q.cover.matched++
 					s.Add(ev)
 				}
 			})
@@ -66,6 +67,7 @@ With --check the exit status is 1 when a verdict changes.`,
 			if q.output.JSON() {
 				err = cli.WriteJSON(cmd.OutOrStdout(), r)
 			} else {
+				q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
 				err = writeSimulation(cmd.OutOrStdout(), &r, rules)
 			}
 			if err == nil && check && r.VerdictDiff > 0 {

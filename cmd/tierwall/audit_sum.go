@@ -52,8 +52,9 @@ none of them alone denied it.`,
 				return err
 			}
 			if q.output.JSON() {
-				return writeTopJSON(cmd.OutOrStdout(), t, n)
+				return writeTopJSON(cmd.OutOrStdout(), t, n, &q.cover)
 			}
+			q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
 			return writeTop(cmd.OutOrStdout(), t, n, q.zone())
 		},
 	}
@@ -64,14 +65,18 @@ none of them alone denied it.`,
 	return cmd
 }
 
-func writeTopJSON(w io.Writer, t *auditlog.Top, n int) error {
+func writeTopJSON(w io.Writer, t *auditlog.Top, n int, read *coverage) error {
 	groups, total := t.Groups(n)
 	out := struct {
 		By     []string         `json:"by"`
 		Groups []map[string]any `json:"groups"`
 		Total  int              `json:"total"` // groups, printed or not
 		auditlog.Totals
+		Read *coverage `json:"read,omitempty"` // when nothing matched
 	}{By: t.By(), Groups: []map[string]any{}, Total: total, Totals: t.Totals()}
+	if read.matched == 0 {
+		out.Read = read
+	}
 	for _, g := range groups {
 		values := map[string]string{}
 		for i, k := range t.By() {
@@ -205,7 +210,13 @@ Promote a policy (remove the annotation) when what it would deny is what it shou
 				return err
 			}
 			s := auditlog.NewStaged()
-			s.Keep = q.filter.Match
+			s.Keep = func(r *audit.Record) bool {
+				ok := q.filter.Match(r)
+				if ok {
+					q.cover.matched++
+				}
+				return ok
+			}
 			lost, bad, err := q.events(cmd, logs(args), s.Add)
 			if err != nil {
 				return err
@@ -215,6 +226,7 @@ Promote a policy (remove the annotation) when what it would deny is what it shou
 			if q.output.JSON() {
 				return cli.WriteJSON(cmd.OutOrStdout(), r)
 			}
+			q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
 			return writeStaged(cmd.OutOrStdout(), &r, q.zone())
 		},
 	}
@@ -229,6 +241,7 @@ Promote a policy (remove the annotation) when what it would deny is what it shou
 func (q *logQuestion) events(cmd *cobra.Command, paths []string, add func(auditlog.Event)) (lost, bad uint64, err error) {
 	events := auditlog.Events{Done: add}
 	all := logQuestion{filter: auditlog.Filter{Since: q.filter.Since, Until: q.filter.Until, Nodes: q.filter.Nodes}}
+	defer func() { matched := q.cover.matched; q.cover = all.cover; q.cover.matched = matched }()
 	err = all.each(cmd, paths, func(r *audit.Record, _ []byte) error {
 		if r.Kind == audit.KindLost {
 			lost += r.Count

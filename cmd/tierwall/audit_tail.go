@@ -78,7 +78,14 @@ and later. Lines that are no records are shown as they are, marked with "?".`,
 					fmt.Fprintf(cmd.ErrOrStderr(), "tierwall: records %d to %d were rotated away and removed before they could be read\n", first, last)
 				},
 			}
-			err := auditlog.Tail(ctx, path, opt, p.Print)
+			opt.Opened = q.cover.opened
+			err := auditlog.Tail(ctx, path, opt, func(line []byte) error {
+				q.cover.matched++
+				return p.Print(line)
+			})
+			if err == nil && !follow {
+				q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
+			}
 			if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 				return nil // Ctrl-C is how it ends
 			}
@@ -143,6 +150,7 @@ func (q *logQuestion) keep() func([]byte) bool {
 		if err != nil {
 			return len(bytes.TrimSpace(line)) > 0 // shown as it is
 		}
+		q.cover.saw(&r)
 		return q.filter.Match(&r)
 	}
 }
@@ -194,6 +202,9 @@ and compressed files. Of several logs (of several nodes) one comes after the oth
 			p := q.printer(cmd.OutOrStdout())
 			p.W = out
 			err := q.each(cmd, logs(args), p.Record, p.Print)
+			if err == nil {
+				q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
+			}
 			return errors.Join(err, out.Flush())
 		},
 	}

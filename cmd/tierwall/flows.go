@@ -70,6 +70,7 @@ Exit code 1 when some daemons did not answer.`,
 			} else {
 				err = a.write(out, time.Now(), output.String() == "wide")
 			}
+			a.tell(cmd.ErrOrStderr(), targets)
 			return errors.Join(err, answered(cmd, targets, a.errs))
 		},
 	}
@@ -116,6 +117,20 @@ func gatherFlows(ctx context.Context, targets []target, words auditlog.Words, li
 	}
 	slices.SortStableFunc(a.Flows, func(x, y api.Flow) int { return y.Since.Compare(x.Since) })
 	return a
+}
+
+// tell says who was asked, if nothing matched.
+func (a *flowsAnswer) tell(w io.Writer, targets []target) {
+	if len(a.Flows) > 0 || len(a.Failed) == len(targets) {
+		return
+	}
+	var asked []string
+	for i := range targets {
+		if a.errs[i] == nil {
+			asked = append(asked, nodeName(&targets[i]))
+		}
+	}
+	fmt.Fprintf(w, "no connection matches: asked %s: %s\n", cli.Plural(len(asked), "daemon"), cli.Escape(strings.Join(asked, ", ")))
 }
 
 func (a *flowsAnswer) write(w io.Writer, now time.Time, wide bool) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -78,5 +79,14 @@ func TestStatusTellsOpenConnectionsFromEnded(t *testing.T) {
 	}
 	if want := "6 connections remembered: 1 open, 2 in the kernel (some may have ended), 3 ended"; !strings.Contains(b.String(), want) {
 		t.Errorf("%q is not in\n%s", want, b.String())
+	}
+}
+
+// No connections: of whom?
+func TestEmptyFlowsSayWhoWasAsked(t *testing.T) {
+	var b strings.Builder
+	a := flowsAnswer{Failed: []nodeFailed{{Node: "n2"}}, errs: []error{nil, errors.New("gone")}}
+	if a.tell(&b, []target{{Node: "n1"}, {Node: "n2"}}); b.String() != "no connection matches: asked 1 daemon: n1\n" {
+		t.Error(b.String())
 	}
 }

@@ -29,7 +29,8 @@ func newWait() *cobra.Command {
 		Short: "Wait until every node enforces a policy",
 		Long: `Waits until every node reports that it enforces a policy as it is in the API server
 now. KIND is anything kubectl takes: networkpolicy, netpol, acnp,
-clusternetworkpolicies.policy.networking.k8s.io.
+clusternetworkpolicies.policy.networking.k8s.io. KIND/NAMESPACE/NAME, and a policy's
+name as any other output writes it, are taken, too.
 
 The reports are Leases in the daemons' namespace (right: list leases there). Where
 you may not read them, the daemons are asked one by one (rights as for "flows").

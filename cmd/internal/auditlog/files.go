@@ -236,6 +236,8 @@ func closeAll(files []*os.File) {
 type ReadOptions struct {
 	// Stdin is read for the path [Stdin].
 	Stdin io.Reader
+	// Opened, if set, is called with the name of every file that is read.
+	Opened func(name string)
 	// Since allows to leave out files that were last written before it. Records
 	// before it may still be delivered.
 	Since time.Time
@@ -249,6 +251,7 @@ type ReadOptions struct {
 // yet to come.
 func Read(ctx context.Context, path string, opt ReadOptions, fn func(line []byte) error) error {
 	if path == Stdin {
+		opt.opened("standard input")
 		return lines(ctx, opt.Stdin, true, fn)
 	}
 	files, err := openAll(path, opt.Since)
@@ -257,11 +260,18 @@ func Read(ctx context.Context, path string, opt ReadOptions, fn func(line []byte
 	}
 	defer closeAll(files)
 	for i, f := range files {
+		opt.opened(f.Name())
 		if err := readFile(ctx, f, i+1 < len(files), fn); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (o *ReadOptions) opened(name string) {
+	if o.Opened != nil {
+		o.Opened(name)
+	}
 }
 
 // readFile reads a file; ended says that nobody writes it any more.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/dataplane/audit"
 )
 
@@ -230,22 +231,12 @@ func matchPolicies(pattern string, r *audit.Record) bool {
 	return slices.ContainsFunc(r.Deciders(), func(p audit.Policy) bool { return MatchPolicy(pattern, &p) })
 }
 
-// MatchPolicy reports whether a pattern names a policy, in any of the ways
-// policies are named: "NAME", "NAMESPACE/NAME", "KIND/NAMESPACE/NAME" (or
-// "KIND/NAME" for cluster-wide ones) and with the API group behind the kind, as
-// "tierwall matrix" prints it: "networkpolicy.networking.k8s.io/shop/db".
+// MatchPolicy reports whether a pattern names a policy: "NAME", "NAMESPACE/NAME",
+// "KIND/NAMESPACE/NAME", "KIND.GROUP/NAMESPACE/NAME" (without NAMESPACE for
+// cluster-wide ones), or as any output writes it, see [cli.PolicyPath].
 func MatchPolicy(pattern string, p *audit.Policy) bool {
-	name := p.Name
-	if p.Namespace != "" {
-		name = p.Namespace + "/" + name
-	}
-	return glob(pattern, p.Name) || glob(pattern, name) || glob(pattern, p.Kind+"/"+name) || glob(pattern, Ref(p))
-}
-
-// Ref names a policy as matrix and explain do: "kind.group/namespace/name".
-func Ref(p *audit.Policy) string {
-	o := rule.Origin{Group: p.Group, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
-	return o.Ref()
+	pattern = cli.PolicyPath(pattern)
+	return slices.ContainsFunc(cli.PolicyPaths(refOf(p)), func(path string) bool { return glob(pattern, path) })
 }
 
 func matchRule(pattern string, r *audit.Record) bool {

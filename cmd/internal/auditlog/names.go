@@ -12,7 +12,11 @@ import (
 // PolicyName names a policy for people: "NetworkPolicy shop/db". Two policies never
 // have one name.
 func PolicyName(p *audit.Policy) string {
-	return api.Ref{Group: p.Group, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}.String()
+	return refOf(p).String()
+}
+
+func refOf(p *audit.Policy) api.Ref {
+	return api.Ref{Group: p.Group, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
 }
 
 // policyNames names several.

@@ -144,6 +144,31 @@ func TestFilter(t *testing.T) {
 	}
 }
 
+// Filters took a policy's name as some outputs write it, and not as others.
+func TestPolicyFilterTakesEverySpelling(t *testing.T) {
+	antrea := audit.Policy{Group: "crd.antrea.io", Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}
+	plain := audit.Policy{Group: "networking.k8s.io", Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}
+	admin := audit.Policy{Group: "policy.networking.k8s.io", Kind: "AdminNetworkPolicy", Name: "monitoring"}
+	for pattern, want := range map[string]string{
+		"db": "pa", "shop/db": "pa", "NetworkPolicy/shop/db": "pa", "networkpolicy/shop/*": "pa", "NETWORKPOLICY SHOP/DB": "pa",
+		"networkpolicy.networking.k8s.io/shop/db": "p", "NetworkPolicy.crd.antrea.io/shop/db": "a", "NetworkPolicy shop/db (crd.antrea.io)": "a",
+		"networkpolicies.networking.k8s.io/shop/db": "p", "networkpolicies.crd.antrea.io shop/db": "a",
+		"K8sNetworkPolicy:shop/db": "p", "AntreaNetworkPolicy:shop/db": "a", " NetworkPolicy shop/db": "pa",
+		"adminnetworkpolicy.policy.networking.k8s.io//monitoring": "m", "AdminNetworkPolicy monitoring": "m", "AdminNetworkPolicy:monitoring": "m",
+		"adminnetworkpolicy/monitoring": "m", "monitoring": "m", "other/db": "", "AdminNetworkPolicy/shop/db": "", "*": "pam",
+	} {
+		got := ""
+		for i, p := range []*audit.Policy{&plain, &antrea, &admin} {
+			if MatchPolicy(pattern, p) {
+				got += "pam"[i : i+1]
+			}
+		}
+		if got != want {
+			t.Errorf("%q names %q, want %q", pattern, got, want)
+		}
+	}
+}
+
 // A field added to Filter must make it non-empty.
 func TestFilterEmptyKnowsEveryField(t *testing.T) {
 	typ := reflect.TypeFor[Filter]()

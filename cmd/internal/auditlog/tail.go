@@ -98,6 +98,7 @@ func (t *tailer) past(ctx context.Context) (fs.FileInfo, error) {
 	}
 	if t.opt.Lines < 0 {
 		for i, f := range files {
+			t.opt.opened(f.Name())
 			if err := readFile(ctx, f, i < newest, func(line []byte) error {
 				if i == newest {
 					current(line)
@@ -114,6 +115,7 @@ func (t *tailer) past(ctx context.Context) (fs.FileInfo, error) {
 	var found []*ring
 	left := t.opt.Lines
 	for i := newest; i >= 0 && (left > 0 || i == newest); i-- {
+		t.opt.opened(files[i].Name())
 		r := &ring{n: left}
 		if err := readFile(ctx, files[i], i < newest, func(line []byte) error {
 			if i == newest {

@@ -239,6 +239,10 @@ func TestFind(t *testing.T) {
 		"nothing/x":                          `no kind "nothing"`,
 		"netpol/none":                        "it is not there",
 		"netpol":                             "want KIND/NAME",
+		// As other outputs write it.
+		"networkpolicy.networking.k8s.io/shop/db": "networkpolicies.networking.k8s.io shop/db 77",
+		"NetworkPolicy shop/x (crd.antrea.io)":    "networkpolicies.crd.antrea.io shop/x 9",
+		"netpol/other/db":                         "it is not there",
 	} {
 		v, err := c.Find(t.Context(), ref)
 		got := ""

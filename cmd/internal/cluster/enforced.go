@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/restmapper"
 
+	"github.com/tierwall/tierwall/cmd/internal/cli"
 	policyapi "github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/enforcement"
 	"github.com/tierwall/tierwall/policy/lower"
@@ -29,15 +30,16 @@ type Version struct {
 	Staged bool
 }
 
-// Find resolves KIND/NAME as kubectl does (kind, plural or short name, with the
+// Find resolves KIND/NAME or KIND/NAMESPACE/NAME as kubectl does (kind, plural or short name, with the
 // group behind it if it is not unique: "networkpolicy/db", "acnp/web",
 // "clusternetworkpolicies.policy.networking.k8s.io/web") and returns the object's
 // present version.
 func (c *Cluster) Find(ctx context.Context, ref string) (Version, error) {
-	kind, name, ok := strings.Cut(ref, "/")
-	if !ok || kind == "" || name == "" || strings.Contains(name, "/") {
-		return Version{}, fmt.Errorf("%q: want KIND/NAME, such as networkpolicy/db (-n says in which namespace)", ref)
+	parts := strings.Split(cli.PolicyPath(ref), "/")
+	if len(parts) < 2 || len(parts) > 3 || slices.Contains(parts, "") {
+		return Version{}, fmt.Errorf("%q: want KIND/NAME, such as networkpolicy/db (-n says in which namespace), or KIND/NAMESPACE/NAME", ref)
 	}
+	kind, name := parts[0], parts[len(parts)-1]
 	found := memory.NewMemCacheClient(c.Client.Discovery())
 	mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(found), found, nil)
 	resource, group, _ := strings.Cut(kind, ".")
@@ -72,7 +74,12 @@ func (c *Cluster) Find(ctx context.Context, ref string) (Version, error) {
 	api := dynamic.ResourceInterface(client.Resource(gvr))
 	if m.Scope.Name() == meta.RESTScopeNameNamespace {
 		v.Namespace = c.Namespace
-		api = client.Resource(gvr).Namespace(c.Namespace)
+		if len(parts) == 3 {
+			v.Namespace = parts[1]
+		}
+		api = client.Resource(gvr).Namespace(v.Namespace)
+	} else if len(parts) == 3 {
+		return Version{}, fmt.Errorf("%q: %s is cluster-wide: want KIND/NAME", ref, gvr.GroupResource())
 	}
 	o, err := api.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
