@@ -88,7 +88,7 @@ type Record struct {
 	Label  string  `json:"label,omitempty"` // the rule's log label
 	// Isolations are all policies whose isolation denied the connection, when
 	// Reason is "isolation". Policy is the first of them, for readers of one field;
-	// whoever credits policies with denials uses Deciders (X-65).
+	// to credit policies with denials, use Deciders (X-65).
 	Isolations []Policy `json:"isolations,omitempty"`
 	Reason     string   `json:"reason,omitempty"`
 	// Service is where the connection was opened to, "namespace/name:port", when

@@ -269,7 +269,7 @@ func TestTopCreditsAllIsolatingPolicies(t *testing.T) {
 	}
 	groups, _ := top.Groups(-1)
 	if len(groups) != 2 || groups[0].Values[0] != "NetworkPolicy shop/all" || groups[1].Values[0] != "NetworkPolicy shop/all, NetworkPolicy shop/db" {
-		t.Errorf("%+v", groups)
+		t.Errorf("X-65: %+v", groups)
 	}
 }
 
