@@ -3,6 +3,7 @@ module github.com/tierwall/tierwall
 go 1.26.0
 
 require (
+	github.com/asavie/xdp v0.3.3
 	github.com/cilium/ebpf v0.22.0
 	github.com/florianl/go-nfqueue/v2 v2.0.0
 	github.com/fsnotify/fsnotify v1.9.0
