@@ -202,7 +202,7 @@ func (w *explainWalk) match(id RuleID, r *rule.Rule) (why, detail string) {
 	if !w.peers[id] {
 		return "peer", peerDetail(r)
 	}
-	return "port", fmt.Sprintf("wants %s", l4Text(r.L4))
+	return "port", only(r) + l4Text(r.L4)
 }
 
 func peerDetail(r *rule.Rule) string {
@@ -219,9 +219,22 @@ func peerDetail(r *rule.Rule) string {
 	}
 	parts := make([]string, len(r.Peers))
 	for i := range r.Peers {
-		parts[i] = r.Peers[i].String()
+		parts[i] = r.Peers[i].Words()
 	}
-	return "wants " + side + " " + strings.Join(parts, " or ")
+	return only(r) + strings.Join(parts, " or ")
+}
+
+// only begins a sentence on what a rule is about, by its action.
+func only(r *rule.Rule) string {
+	switch r.Action {
+	case rule.Allow:
+		return "allows only "
+	case rule.Deny:
+		return "denies only "
+	case rule.Reject:
+		return "rejects only "
+	}
+	return "matches only "
 }
 
 func l4Text(l []rule.L4) string {

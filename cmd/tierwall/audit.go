@@ -58,10 +58,10 @@ func (q *logQuestion) flags(cmd *cobra.Command, formats ...string) {
 	w.list(cmd, "label", "log label of the rule")
 	w.list(cmd, "node", "node that decided")
 	w.ends(cmd)
-	w.one(cmd, "since", "not before: 15m, 36h, 7d ago, or a time such as \"2026-01-02 15:04\"")
-	w.one(cmd, "until", "not after, likewise")
+	w.one(cmd, "since", "only records after this time: 15m, 36h, 7d ago, or a time such as \"2026-01-02 15:04\"")
+	w.one(cmd, "until", "only records before this time")
 	f.BoolVar(&q.utc, "utc", false, "print and read times in UTC instead of local time")
-	f.VarP(q.output, "output", "o", "form of the output")
+	f.VarP(q.output, "output", "o", "output format")
 }
 
 // filterFlags are the flags a filter is written with; see auditlog.Words.
@@ -98,7 +98,7 @@ func (w *filterFlags) ends(cmd *cobra.Command) {
 	w.list(cmd, "rule", "rule that decided: its name, or its place as in ingress[0]")
 	w.list(cmd, "cidr", "prefix or address of either end")
 	w.list(cmd, "from", "source: NAME, NAMESPACE/NAME, NAMESPACE/, address or prefix")
-	w.list(cmd, "to", "destination, likewise")
+	w.list(cmd, "to", "destination: NAME, NAMESPACE/NAME, NAMESPACE/, address or prefix")
 	w.list(cmd, "port", "destination port: 80, 8000-8080, 53/UDP")
 }
 

@@ -127,8 +127,8 @@ func writeSimulation(w io.Writer, r *auditlog.SimulationReport, rules bool) erro
 	r = cli.EscapeAll(r)
 	s := cli.StyleFor(w)
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d decisions in the log, %d judged again: %d would get another verdict, %d the same for another reason, %d stay as they are.\n",
-		r.Events, r.Judged, r.VerdictDiff, r.RuleDiff, r.Same)
+	fmt.Fprintf(&b, "%s in the log, %d judged again: %d would get another verdict, %d the same for another reason, %d stay as they are.\n",
+		cli.Plural(r.Events, "decision"), r.Judged, r.VerdictDiff, r.RuleDiff, r.Same)
 	list := func(title string, changes []auditlog.Change, total uint64) {
 		if total == 0 {
 			return
@@ -137,7 +137,7 @@ func writeSimulation(w io.Writer, r *auditlog.SimulationReport, rules bool) erro
 		for i := range changes {
 			c := &changes[i]
 			fmt.Fprintf(&b, "%s -> %s  %s  %s  %s\n", s.Verdict(c.Before.Verdict), s.Verdict(c.After.Verdict),
-				s.Bold(c.From+" -> "+c.To), c.Port, s.Dim(fmt.Sprintf("%d decisions, %d packets", c.Events, c.Count)))
+				s.Bold(c.From+" -> "+c.To), c.Port, s.Dim(cli.Plural(c.Events, "decision")+", "+cli.Plural(c.Count, "packet")))
 			fmt.Fprintf(&b, "    before  %s\n    after   %s\n", orUnknown(c.Before.By), orUnknown(c.After.By))
 		}
 	}
@@ -152,7 +152,7 @@ func writeSimulation(w io.Writer, r *auditlog.SimulationReport, rules bool) erro
 		}
 	}
 	if r.Unlisted > 0 {
-		fmt.Fprintf(&b, "%d changed decisions are counted and not listed: too many different ones.\n", r.Unlisted)
+		fmt.Fprintf(&b, "%s counted and not listed: too many different ones.\n", cli.Plural(r.Unlisted, "changed decision"))
 	}
 	writeGaps(&b, s, r.Lost, r.Bad)
 	_, err := io.WriteString(w, b.String())

@@ -120,7 +120,7 @@ func writeTop(w io.Writer, t *auditlog.Top, n int, zone *time.Location) error {
 		return text
 	})
 	sum := t.Totals()
-	fmt.Fprintf(&b, "%s\n", s.Dim(fmt.Sprintf("%d of %d groups; %d records, %d packets", len(groups), total, sum.Records, sum.Packets)))
+	fmt.Fprintf(&b, "%s\n", s.Dim(fmt.Sprintf("%d of %s; %s, %s", len(groups), cli.Plural(total, "group"), cli.Plural(sum.Records, "record"), cli.Plural(sum.Packets, "packet"))))
 	writeGaps(&b, s, sum.Lost, sum.Bad)
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -129,10 +129,10 @@ func writeTop(w io.Writer, t *auditlog.Top, n int, zone *time.Location) error {
 // writeGaps says what a summary cannot know.
 func writeGaps(b *strings.Builder, s cli.Style, lost, bad uint64) {
 	if lost > 0 {
-		fmt.Fprintf(b, "%s\n", s.Yellow(fmt.Sprintf("The log says that %d records are missing from it: the counts are lower bounds.", lost)))
+		fmt.Fprintf(b, "%s\n", s.Yellow(cli.Plural(lost, "record")+" missing, as the log itself says: the counts are lower bounds."))
 	}
 	if bad > 0 {
-		fmt.Fprintf(b, "%s\n", s.Yellow(fmt.Sprintf("%d lines are no records.", bad)))
+		fmt.Fprintf(b, "%s\n", s.Yellow("Not counted: "+cli.Plural(bad, "line")+" without a record."))
 	}
 }
 
@@ -192,7 +192,7 @@ func newAuditStaged() *cobra.Command {
 	n := 10
 	cmd := &cobra.Command{
 		Use:   "staged [FILE...]",
-		Short: "Say what promoting audit-only policies would do",
+		Short: "Show what enforcing staged policies would change",
 		Long: `A policy of any API with the annotation tierwall.io/stage: audit is evaluated and
 recorded, and not enforced. This command adds up what such policies would have
 done to the connections in the log, if all of them had been enforced:
@@ -266,7 +266,7 @@ func writeStaged(w io.Writer, r *auditlog.StagedReport, zone *time.Location) err
 		_, err := io.WriteString(w, b.String())
 		return err
 	}
-	fmt.Fprintf(&b, "%d recorded decisions met staged policies, from %s to %s.\n", r.Events,
+	fmt.Fprintf(&b, "%s met staged policies, from %s to %s.\n", cli.Plural(r.Events, "recorded decision"),
 		r.First.In(zone).Format(time.DateTime), r.Last.In(zone).Format(time.DateTime))
 	for i := range r.Policies {
 		p := &r.Policies[i]
@@ -282,7 +282,7 @@ func writeStaged(w io.Writer, r *auditlog.StagedReport, zone *time.Location) err
 		var rows [][]string
 		for _, f := range p.Flows {
 			rows = append(rows, []string{
-				"  " + f.Effect, f.From + " -> " + f.To, f.Port, fmt.Sprintf("%d packets", f.Packets), "last " + f.Last.In(zone).Format(time.DateTime), f.By,
+				"  " + f.Effect, f.From + " -> " + f.To, f.Port, cli.Plural(f.Packets, "packet"), "last " + f.Last.In(zone).Format(time.DateTime), f.By,
 			})
 		}
 		align(&b, rows, 0, func(_, col int, text string) string {
@@ -293,7 +293,7 @@ func writeStaged(w io.Writer, r *auditlog.StagedReport, zone *time.Location) err
 		})
 	}
 	if r.Unlisted > 0 {
-		fmt.Fprintf(&b, "\n%d changed connections are counted and not listed: too many different ones.\n", r.Unlisted)
+		fmt.Fprintf(&b, "\n%s counted and not listed: too many different ones.\n", cli.Plural(r.Unlisted, "changed connection"))
 	}
 	writeGaps(&b, s, r.Lost, r.Bad)
 	_, err := io.WriteString(w, b.String())
@@ -342,7 +342,7 @@ Exit status 1: something was changed, or there is no chain.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&known, "known", "", "hash an earlier verification printed: its line must still be there")
-	f.VarP(output, "output", "o", "form of the output")
+	f.VarP(output, "output", "o", "output format")
 	return cmd
 }
 
@@ -366,18 +366,18 @@ func writeVerification(w io.Writer, v *auditlog.Verification) error {
 	}
 	switch {
 	case v.Chained == 0:
-		fmt.Fprintf(&b, "%s: %d lines in %d files have no hash chain (configuration key audit.chain).\n", s.Yellow("not protected"), v.Lines, len(v.Files))
+		fmt.Fprintf(&b, "%s: no hash chain in %s of %s (configuration key audit.chain).\n", s.Yellow("not protected"), cli.Plural(v.Lines, "line"), cli.Plural(len(v.Files), "file"))
 	case v.OK:
-		fmt.Fprintf(&b, "%s: %d lines in %d files are as they were written.\n", s.Green("verified"), v.Chained, len(v.Files))
+		fmt.Fprintf(&b, "%s: %s in %s, hash chain intact.\n", s.Green("verified"), cli.Plural(v.Chained, "line"), cli.Plural(len(v.Files), "file"))
 	}
 	if v.Chained > 0 && v.Unchained > 0 {
-		fmt.Fprintf(&b, "The first %d lines were written before the chain began and are not protected.\n", v.Unchained)
+		fmt.Fprintf(&b, "Not protected: %s before the chain began.\n", cli.Plural(v.Unchained, "line"))
 	}
 	if v.Chained > 0 && strings.Trim(v.First, "0") != "" {
 		fmt.Fprintf(&b, "The first line builds on %s: what was before it is not here.\n", v.First)
 	}
 	if v.Lost > 0 {
-		fmt.Fprintf(&b, "The log says that %d records are missing from it.\n", v.Lost)
+		fmt.Fprintf(&b, "%s missing, as the log itself says.\n", cli.Plural(v.Lost, "record"))
 	}
 	if v.Chained > 0 {
 		fmt.Fprintf(&b, "Last hash, of record %d: %s\n", v.Seq, v.Last)

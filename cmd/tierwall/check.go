@@ -31,7 +31,7 @@ valid and probably not what was meant.
                           cluster is known, by themselves.
   check                   the policies in the cluster.
 
-The cluster is the kubeconfig's, read with your own rights; what they do not cover
+The cluster is the kubeconfig's, read with your permissions; what they do not cover
 is said.
 
 JSON: {"errors":[{"file","object","group","path","message","hint"}],"warnings":[…]}.
@@ -65,7 +65,7 @@ Exit code 1 when there are errors.`,
 		},
 	}
 	w.flags(cmd)
-	cmd.Flags().VarP(output, "output", "o", "form of the answer")
+	cmd.Flags().VarP(output, "output", "o", "output format")
 	return cmd
 }
 

@@ -93,7 +93,7 @@ JSON: {"removed":["nftables table inet tierwall",…]}, with --plan
 	cmd.Flags().BoolVar(&force, "force", false, "also under a daemon that runs")
 	cmd.Flags().StringVar(&c.Metrics.Address, "address", c.Metrics.Address, "where a daemon on this machine would answer")
 	cmd.Flags().StringVar(&c.AFXDP.PinPath, "pin-path", c.AFXDP.PinPath, "where the daemon kept what outlives it (afxdp.pinPath)")
-	cmd.Flags().VarP(output, "output", "o", "form of the answer")
+	cmd.Flags().VarP(output, "output", "o", "output format")
 	return cmd
 }
 

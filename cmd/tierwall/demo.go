@@ -49,7 +49,7 @@ pod=a|b|c, their namespaces ns=x|y|z; all serve the ports 80 (web, web-udp) and
 	f.Var(dataplane, "dataplane", "how packets reach userspace")
 	manifestsFlag(cmd, &policies, "directory or file with policies of your own; may be given several times (default: built-in ones)")
 	f.BoolVar(&c.Keep, "keep", false, "leave the world running until Ctrl-C and say how to enter it")
-	f.VarP(output, "output", "o", "form of the report")
+	f.VarP(output, "output", "o", "output format")
 	return cmd
 }
 

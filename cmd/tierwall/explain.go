@@ -17,7 +17,7 @@ func newExplain() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "explain [--manifests DIR] --from POD|IP --to POD|IP|svc/NS/NAME --port PORT/PROTOCOL",
-		Short: "Say what happens to one connection, and why",
+		Short: "Show what happens to one connection, and why",
 		Long: `Decides one connection and shows the way to the verdict: every band of policies
 that has something to say about either pod, the rule that matched, and why the
 nearest others did not.

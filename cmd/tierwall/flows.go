@@ -78,7 +78,7 @@ Exit code 1 when some daemons did not answer.`,
 	w.ends(cmd)
 	w.list(cmd, "verdict", "Allow, Drop or Reject: a daemon that keeps established connections may know denied ones")
 	cmd.Flags().IntVar(&limit, "limit", limit, "most connections to list per node")
-	cmd.Flags().VarP(output, "output", "o", "form of the answer")
+	cmd.Flags().VarP(output, "output", "o", "output format")
 	return cmd
 }
 

@@ -21,7 +21,7 @@ import (
 func newGet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get policies",
-		Short: "List what manifests or a cluster have, in the order it counts",
+		Short: "List policies in evaluation order",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return usage(cmd, errors.New("say what to get: policies"))
@@ -53,11 +53,11 @@ what is written; SOURCE says where it is written. TIER-PRIORITY and PRIORITY are
 decides for it, strongest first.
 
 STAGE is there when a policy listed is staged: "audit" is recorded and not enforced.
--o wide always has it, and BAND, DIALECT and SUBJECT, in words. A policy that lowers to nothing,
+-o wide always has it, and BAND, DIALECT and SUBJECT, in words. A policy without any effective rule,
 for example one without rules, has no place in the order: it comes last, with the
 band <NONE>.
 
-Without --manifests the cluster of the kubeconfig is read, with your own rights;
+Without --manifests the cluster of the kubeconfig is read, with your permissions;
 what they do not cover is said. -n leaves out the policies of other namespaces;
 cluster-wide ones stay.
 
@@ -101,7 +101,7 @@ tierPriority and priority are null where the API has none.`,
 	f.StringVar(&pod, "pod", "", "only the policies about this pod, NAMESPACE/NAME")
 	f.Var(order, "sort-by", "order of the lines")
 	q.output = cli.NewFormat("table", "wide", "json")
-	f.VarP(q.output, "output", "o", "form of the answer")
+	f.VarP(q.output, "output", "o", "output format")
 	return cmd
 }
 

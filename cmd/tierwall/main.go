@@ -59,7 +59,7 @@ func runAs(ctx context.Context, name string, args []string, in io.Reader, out, e
 	fmt.Fprintf(errOut, "%s: %v\n", name, err)
 	var usage *cli.UsageError
 	if errors.As(err, &usage) {
-		fmt.Fprintf(errOut, "Run \"%s --help\" for how to ask.\n", usage.Command)
+		fmt.Fprintf(errOut, "Run \"%s --help\" for usage.\n", usage.Command)
 	}
 	return cli.Code(err)
 }
@@ -92,7 +92,7 @@ explains them: it reads ordinary Kubernetes YAML (policies, pods, namespaces,
 nodes, Services) or a cluster, compiles it into the same decision table the daemon
 uses, and answers questions. It also asks the daemons of a cluster what they do.
 
-A cluster is the one of your kubeconfig, read with your own rights; --manifests
+A cluster is the one of your kubeconfig, read with your permissions; --manifests
 always wins. Named kubectl-tierwall, in your PATH, it is "kubectl tierwall". Only
 "demo" and "cleanup" need root.
 

@@ -88,7 +88,7 @@ func (q *question) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&q.node, "node", "", "answer as this node's daemon would: only its own pods are policed (default: all pods)")
 	f.Var((*familyFlag)(&q.family), "family", "address family (default: IPv4 where both ends have it, else IPv6)")
-	f.VarP(q.output, "output", "o", "form of the answer")
+	f.VarP(q.output, "output", "o", "output format")
 }
 
 // mixedFlag adds the flag for what the daemon's key allowMixedDialects allows.

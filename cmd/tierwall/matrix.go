@@ -33,7 +33,7 @@ Host-network pods are shown too: they share their node's address, so no policy
 selects them, and their own node's pods always accept them. Pods without an
 address, or without one of the family asked for, are left out.
 
-Without --manifests the cluster of the kubeconfig is asked, with your own rights;
+Without --manifests the cluster of the kubeconfig is asked, with your permissions;
 what they do not cover is said. -n shows connections from and to the pods of one
 namespace.
 

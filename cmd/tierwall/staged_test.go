@@ -96,7 +96,7 @@ func TestStagedPoliciesAreMarked(t *testing.T) {
 			t.Errorf("explain does not mark %q", line)
 		}
 	}
-	if !strings.HasPrefix(text, "Allow") || !strings.Contains(text, "would be isolated by networkpolicy.networking.k8s.io/shop/draft") {
+	if !strings.HasPrefix(text, "Allow") || !strings.Contains(text, "would be isolated by NetworkPolicy shop/draft") {
 		t.Errorf("explain:\n%s", text)
 	}
 	var e struct {

@@ -20,7 +20,7 @@ func newStatus() *cobra.Command {
 	output := cli.NewFormat("text", "wide", "json")
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say of every node whether it enforces policy, which, and how",
+		Short: "Show which policy each node enforces, and how",
 		Long: `Asks node daemons what they do: whether a policy is in force, which table, by which
 dataplane, and what is wrong with policies.
 
@@ -73,14 +73,14 @@ Exit code 1 when a node does not answer, is not ready or has errors.`,
 			}
 			if bad := a.bad(); err == nil && bad > 0 {
 				if err = answered(cmd, targets, errs); err == nil {
-					err = &cli.FindingError{Err: fmt.Errorf("%d nodes have a problem", bad), Shown: true}
+					err = &cli.FindingError{Err: fmt.Errorf("%s with a problem", cli.Plural(bad, "node")), Shown: true}
 				}
 			}
 			return err
 		},
 	}
 	n.flags(cmd)
-	cmd.Flags().VarP(output, "output", "o", "form of the answer")
+	cmd.Flags().VarP(output, "output", "o", "output format")
 	return cmd
 }
 
@@ -227,7 +227,7 @@ func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error 
 	line("", "failMode %s, established %s", st.Dataplane.FailMode, st.Dataplane.Established)
 	p := &st.Policy
 	line("policy", "table %d, hash %s", p.Generation, orNone(p.Hash))
-	line("", "%d objects, %d rules, %d isolations, %d pods", p.Objects, p.Rules, p.Isolations, p.Pods)
+	line("", "%s, %s, %s, %s", cli.Plural(p.Objects, "object"), cli.Plural(p.Rules, "rule"), cli.Plural(p.Isolations, "isolation"), cli.Plural(p.Pods, "pod"))
 	if p.Staged > 0 {
 		line("", "%s", s.Yellow(fmt.Sprintf("%d staged: recorded, not enforced (annotation tierwall.io/stage: audit)", p.Staged)))
 	}
@@ -252,9 +252,9 @@ func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error 
 	}
 	line("traffic", "%s", connections)
 	line("", "packets: %d in userspace (%d passed, %d dropped), %d in the kernel", t.Userspace, t.Passed, t.Dropped, t.Kernel)
-	line("", "%d lost in full queues, %d connections cut by changes of policy", t.Overflow, t.Cut)
+	line("", "%d dropped (queue full), %s closed by policy changes", t.Overflow, cli.Plural(t.Cut, "connection"))
 	if st.Audit != nil {
-		line("audit", "%d records, %d lost (%s)", st.Audit.Records, st.Audit.Lost, orNone(st.Audit.File))
+		line("audit", "%s, %d lost (%s)", cli.Plural(st.Audit.Records, "record"), st.Audit.Lost, orNone(st.Audit.File))
 	}
 	if e := st.Enforced; e != nil {
 		resources := make([]string, 0, len(e.Observed))
@@ -268,7 +268,7 @@ func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error 
 		fmt.Fprintf(&b, "%s: %s\n", s.Red("error"), d)
 	}
 	if more := p.ErrorsTotal - len(p.Errors); more > 0 {
-		fmt.Fprintf(&b, "and %d more errors\n", more)
+		fmt.Fprintf(&b, "and %s\n", cli.Plural(more, "more error"))
 	}
 	for _, n := range st.Source.NotUnderstood {
 		if n.Matters {

@@ -58,7 +58,7 @@ about it.`,
 			return v.writeText(out, cli.StyleFor(out))
 		},
 	}
-	cmd.Flags().VarP(output, "output", "o", "form of the answer")
+	cmd.Flags().VarP(output, "output", "o", "output format")
 	return cmd
 }
 

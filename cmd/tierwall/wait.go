@@ -73,7 +73,7 @@ Exit code 1 when it is not enforced in time, a node refuses it, or it is staged.
 	f.DurationVar(&timeout, "timeout", timeout, "how long; 0 looks once")
 	f.StringVar(&namespace, "daemon-namespace", cluster.DefaultNamespace, "namespace of the daemons")
 	f.IntVar(&port, "daemon-port", cluster.DefaultPort, "port the daemons listen on")
-	f.VarP(output, "output", "o", "form of the answer")
+	f.VarP(output, "output", "o", "output format")
 	return cmd
 }
 

@@ -99,17 +99,17 @@ func (c *Chain) line(line []byte) {
 	case r.Prev == "" && !c.begun:
 		c.Unchained++
 	case r.Prev == "":
-		c.broken(r.Seq, "no hash of the line before")
+		c.broken(r.Seq, "no hash of the previous line")
 	case !c.begun:
 		c.begun, c.First = true, r.Prev
 		c.Chained++
 		if c.Unchained > 0 && r.Prev != hex.EncodeToString(c.prev[:]) {
-			c.broken(r.Seq, "the line before the chain's first is not the one it followed")
+			c.broken(r.Seq, "hash of the line before the chain's first does not match")
 		}
 	default:
 		c.Chained++
 		if r.Prev != hex.EncodeToString(c.prev[:]) {
-			c.broken(r.Seq, "the line before it is not the one it followed")
+			c.broken(r.Seq, "hash of the previous line does not match")
 		} else if r.Seq != c.Seq+1 && r.Seq != 0 {
 			c.broken(r.Seq, fmt.Sprintf("its number does not follow %d", c.Seq))
 		}

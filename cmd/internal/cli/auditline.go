@@ -19,7 +19,7 @@ func AuditLine(s Style, zone *time.Location, r *audit.Record) string {
 	b.WriteString(s.Dim(r.Time.In(zone).Format("15:04:05.000")))
 	switch r.Kind {
 	case audit.KindLost:
-		fmt.Fprintf(&b, " %s  %d records are missing here: %s", s.Alarm("Lost"), r.Count, Escape(r.Reason))
+		fmt.Fprintf(&b, " %s  %s missing here: %s", s.Alarm("Lost"), Plural(r.Count, "record"), Escape(r.Reason))
 		return b.String()
 	case audit.KindFile:
 		b.WriteString(s.Dim(" a file of a hash-chained log begins"))

@@ -114,7 +114,7 @@ func TestReportSeesMismatch(t *testing.T) {
 		if err := errors.Join(r.WriteText(&plain, cli.Style{}, 120), r.WriteText(&painted, cli.Painted(), 120)); err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(plain.String(), " 1 mismatches ") || !strings.Contains(plain.String(), "disagree") {
+		if !strings.Contains(plain.String(), " 1 mismatch ") || !strings.Contains(plain.String(), "disagree") {
 			t.Error("the text does not say so")
 		}
 		// Its cell is marked in both pictures: the observed one shows the only

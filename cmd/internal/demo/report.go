@@ -145,34 +145,46 @@ func (r *Report) WriteText(w io.Writer, s cli.Style, width int) error {
 	for i := range r.Audit.Tail {
 		b.WriteString(cli.AuditLine(s, time.Local, &r.Audit.Tail[i]) + "\n")
 	}
-	fmt.Fprintf(&b, "%s\n", s.Dim(fmt.Sprintf("(%d records in all)", r.Audit.Records)))
+	fmt.Fprintf(&b, "%s\n", s.Dim(fmt.Sprintf("(%s in all)", cli.Plural(r.Audit.Records, "record"))))
 
 	fmt.Fprintf(&b, "\n%s\n", s.Bold("3. Statistics"))
-	fmt.Fprintf(&b, "%d packets judged in userspace, %d bypassed it, %d dropped; verdict latency p50 %s, p99 %s\n",
-		r.Stats.Upcalls, r.Stats.Bypassed, r.Stats.Dropped,
-		time.Duration(r.Stats.LatencyP50Ns), time.Duration(r.Stats.LatencyP99Ns))
+	fmt.Fprintf(&b, "%s judged in userspace, %d bypassed it, %d dropped; verdict latency p50 < %s, p99 < %s\n",
+		cli.Plural(r.Stats.Upcalls, "packet"), r.Stats.Bypassed, r.Stats.Dropped,
+		roundUp(r.Stats.LatencyP50Ns), roundUp(r.Stats.LatencyP99Ns))
 	if lost := r.Stats.KernelDrops + r.Stats.Overflow; lost > 0 {
-		fmt.Fprintf(&b, "%d packets dropped by the kernel alone, %d lost in full queues\n", r.Stats.KernelDrops, r.Stats.Overflow)
+		fmt.Fprintf(&b, "%s dropped by the kernel alone, %d dropped (queue full)\n", cli.Plural(r.Stats.KernelDrops, "packet"), r.Stats.Overflow)
 	}
 	fmt.Fprintf(&b, "dataplane %s: %s\n", s.Cyan(r.Dataplane), r.Why)
 
 	verdict := s.Green("0 mismatches")
 	if r.Mismatches > 0 {
 		verdict = s.Alarm(fmt.Sprintf(" %d mismatches ", r.Mismatches))
+		if r.Mismatches == 1 {
+			verdict = s.Alarm(" 1 mismatch ")
+		}
 	}
 	if r.Broken > 0 {
-		verdict += ", " + s.Alarm(fmt.Sprintf(" %d probes failed ", r.Broken))
+		verdict += ", " + s.Alarm(" "+cli.Plural(r.Broken, "probe")+" failed ")
 	}
 	if r.DaemonLog != "" {
 		fmt.Fprintf(&b, "the daemon's last words:\n%s\n", r.DaemonLog)
 	}
 	if r.Retried > 0 {
-		fmt.Fprintf(&b, "%d connections passed at the second attempt only\n", r.Retried)
+		fmt.Fprintf(&b, "%s passed at the second attempt only\n", cli.Plural(r.Retried, "connection"))
 	}
-	fmt.Fprintf(&b, "\n%s in %d connections (%d passed, %d refused), %d policies, %d rules, %.1f s\n",
-		verdict, r.Probes, r.Passed, r.Refused, r.Policies, r.Rules, r.Seconds)
+	fmt.Fprintf(&b, "\n%s in %s (%d passed, %d refused), %s, %s, %.1f s\n",
+		verdict, cli.Plural(r.Probes, "connection"), r.Passed, r.Refused, cli.Plural(r.Policies, "policy"), cli.Plural(r.Rules, "rule"), r.Seconds)
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// roundUp is a bound of a histogram in two digits: "2.1ms" for 2,097,152.
+func roundUp(ns uint64) time.Duration {
+	step := uint64(1)
+	for ns/step >= 100 {
+		step *= 10
+	}
+	return time.Duration((ns + step - 1) / step * step)
 }
 
 // because names what decided a predicted flow.

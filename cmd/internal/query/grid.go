@@ -165,7 +165,7 @@ func WriteMatrix(w io.Writer, s cli.Style, width int, flows []Flow) error {
 			b.WriteString(l + "\n")
 		}
 	}
-	fmt.Fprintf(&b, "\n%d connections: %d Allow, %d Drop, %d Reject\n", len(flows), count["Allow"], count["Drop"], count["Reject"])
+	fmt.Fprintf(&b, "\n%s: %d Allow, %d Drop, %d Reject\n", cli.Plural(len(flows), "connection"), count["Allow"], count["Drop"], count["Reject"])
 	if n := changedByStaged(flows); n > 0 {
 		fmt.Fprintf(&b, "staged policies are not enforced; they would change %d of them\n", n)
 	}

@@ -1,6 +1,7 @@
 package query
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -70,14 +71,14 @@ func writeSide(b *strings.Builder, s cli.Style, title string, d *Side, bands []B
 		}
 		for _, ref := range band.Isolations {
 			if slices.Contains(band.StagedIsolations, ref) {
-				fmt.Fprintf(b, "      would be isolated by %s%s\n", s.Cyan(ref), s.Yellow(staged))
+				fmt.Fprintf(b, "      would be isolated by %s%s\n", s.Cyan(nameShort(ref)), s.Yellow(staged))
 			} else {
-				fmt.Fprintf(b, "      isolated by %s\n", s.Cyan(ref))
+				fmt.Fprintf(b, "      isolated by %s\n", s.Cyan(nameShort(ref)))
 			}
 		}
 	}
 	if others > 0 {
-		fmt.Fprintf(b, "  %s\n", s.Dim(fmt.Sprintf("(rules about other pods: %d)", others)))
+		fmt.Fprintf(b, "  %s\n", s.Dim(cli.Plural(others, "other rule")+" "+doNot(others)+" apply to this pod"))
 	}
 }
 
@@ -92,29 +93,37 @@ func writeRule(b *strings.Builder, s cli.Style, r *RuleTrace) {
 	if r.Stage == "audit" {
 		stage = s.Yellow(staged)
 	}
-	fmt.Fprintf(b, "    %s%s %s: %s%s", mark, s.Cyan(r.Policy), r.Rule, r.Action, stage)
-	if !r.Matched {
-		detail := r.Detail
-		if detail == "" {
-			detail = r.Why
-		}
-		b.WriteString(s.Dim(", no: " + detail))
+	fmt.Fprintf(b, "    %s%s, %s: ", mark, s.Cyan(nameShort(r.Policy)), nameRule(r.Rule))
+	switch {
+	case r.Matched:
+		b.WriteString(r.Action + stage)
+	case r.Why == "not-reached" || r.Why == "skipped":
+		b.WriteString(s.Dim(r.Detail) + stage)
+	default:
+		b.WriteString(s.Dim("not matched: "+cmp.Or(r.Detail, r.Why)) + stage)
 	}
 	b.WriteByte('\n')
+}
+
+func doNot(n int) string {
+	if n == 1 {
+		return "does not"
+	}
+	return "do not"
 }
 
 // reasonText says in words why a side was decided as it was.
 func reasonText(d *Side) string {
 	switch d.Reason {
 	case "rule":
-		return fmt.Sprintf("by rule %s of %s (band %s)", d.Rule, d.Policy, d.Band)
+		return fmt.Sprintf("by %s, %s (band %s)", nameShort(d.Policy), nameRule(d.Rule), d.Band)
 	case "auth-required":
-		return fmt.Sprintf("because rule %s of %s asks for authentication, which nothing here can give (band %s)", d.Rule, d.Policy, d.Band)
+		return fmt.Sprintf("because %s, %s, asks for authentication, which nothing here can give (band %s)", nameShort(d.Policy), nameRule(d.Rule), d.Band)
 	case "isolation":
-		text := "isolated by " + strings.Join(d.Isolations, ", ")
+		text := "isolated by " + nameAll(d.Isolations)
 		return text + " and nothing allows it (band " + d.Band + ")"
 	case "default":
-		return "no policy decides it"
+		return "no policy applies"
 	case "node-local":
 		return "the node may always reach its own pods"
 	case "self":
