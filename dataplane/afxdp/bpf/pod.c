@@ -253,7 +253,7 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 	if (parsed == ASK) {
 		if (judged || !final)
 			return leave(skb, egress, 0);
-		return upcall(skb, &p, &o, about, now);
+		return finish(skb, egress, upcall(skb, &p, &o, about, now));
 	}
 	if (judged) {
 		if (!strict && (!f || expired(f, p.proto, now)))
@@ -285,7 +285,7 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 		add(COUNT_DENIED, 1);
 		return TCX_DROP;
 	}
-	return upcall(skb, &p, &o, about | (reply ? UP_REPLY : 0), now);
+	return finish(skb, egress, upcall(skb, &p, &o, about | (reply ? UP_REPLY : 0), now));
 
 accept:
 	touch(f, now);

@@ -127,7 +127,11 @@ INLINE __u32 here(void)
 	return get_smp_processor_id() % queues;
 }
 
-// upcall sends a packet up, with o in front if that says anything.
+// Of what upcall returns: it drops the packet, for the reason in the low byte.
+enum { UP_DROPPED = 0x100 };
+
+// upcall sends a packet up, with o in front if that says anything. It leaves the counting
+// of drops to finish: verifiers before Linux 6.2 allow its chain of calls no other frame.
 APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u32 about, __u64 now)
 {
 	int egress = about & UP_EGRESS, final = about & UP_FINAL;
@@ -135,23 +139,27 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 		return TCX_DROP;
 	__u32 queue = here();
 	if (deserted(queue, now)) {
-		if (final && !open) {
-			dropped(COUNT_ALONE_DROP, sender(skb, egress), 1);
-			return TCX_DROP;
-		}
+		if (final && !open)
+			return UP_DROPPED | COUNT_ALONE_DROP;
 		add(COUNT_ALONE_PASS, 1);
 		return TCX_NEXT;
 	}
 	__u32 most = max_frame - (o->flags ? sizeof(*o) : 0);
 	__u32 size = skb->gso_size ? p->headers + skb->gso_size : skb->len;
 	int cut = size > most; // would be lost on the way
-	if (cut && !final)
-		return leave(skb, egress, 0);
+	if (cut && !final) {
+		add(COUNT_UNPARSED, 1);
+		return TCX_NEXT;
+	}
 
 	__u32 ifindex = skb->ifindex;
 	struct device *d = map_lookup(&devices, &ifindex);
-	if (!d) // being attached or detached
-		return leave(skb, egress, final);
+	if (!d) { // being attached or detached
+		if (final)
+			return UP_DROPPED | COUNT_DROP;
+		add(COUNT_UNPARSED, 1);
+		return TCX_NEXT;
+	}
 	__u32 n = skb->gso_segs && !cut ? skb->gso_segs : 1;
 	struct room *room = open ? map_lookup(&rooms, &queue) : 0;
 	if (room && room->sent + n > *(volatile __u64 *)&room->most) {
@@ -159,19 +167,17 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 		return TCX_NEXT;
 	}
 	// Who is masqueraded shares an address with everybody else who is.
-	if (limited(d, o->flags & ORIGIN_NAT ? (const void *)o->client : &p->src, egress, now, n)) {
-		dropped(COUNT_LIMITED, sender(skb, egress), 1);
-		return TCX_DROP;
-	}
+	if (limited(d, o->flags & ORIGIN_NAT ? (const void *)o->client : &p->src, egress, now, n))
+		return UP_DROPPED | COUNT_LIMITED;
 	// Nobody else can judge it: its first bytes do for that, and the sender has
 	// to send it again.
 	if (cut && skb_change_tail(skb, most, 0) < 0)
-		return leave(skb, egress, 1);
+		return UP_DROPPED | COUNT_DROP;
 	if (o->flags && prepend(skb, o))
-		return leave(skb, egress, 1);
+		return UP_DROPPED | COUNT_DROP;
 	__u8 macs[12]; // destination, source
 	if (skb_load_bytes(skb, 0, macs, sizeof(macs)) < 0)
-		return leave(skb, egress, 1);
+		return UP_DROPPED | COUNT_DROP;
 	__builtin_memcpy(egress ? d->own : d->peer, macs + 6, 6);
 	// A pod that is refused for before it has said anything answers, too, and a
 	// bridge takes no frame from nobody.
@@ -189,12 +195,21 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 	if (cut)
 		meta[0] |= META_CUT;
 	if (skb_store_bytes(skb, 6, meta, sizeof(meta), 0) < 0)
-		return leave(skb, egress, 1);
+		return UP_DROPPED | COUNT_DROP;
 	add(COUNT_UPCALL, n);
 	if (room)
 		__sync_fetch_and_add(&room->sent, n);
 	skb->queue_mapping = queue + 1; // as if it had been received on that queue
 	return redirect(upcall_ifindex, 0);
+}
+
+// finish counts what upcall dropped, by the packet's sender.
+INLINE int finish(struct __sk_buff *skb, int egress, int result)
+{
+	if (result < UP_DROPPED)
+		return result;
+	dropped(result & 0xff, sender(skb, egress), 1);
+	return TCX_DROP;
 }
 
 INLINE int ours(const __u8 *mac)
