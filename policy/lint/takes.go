@@ -245,10 +245,9 @@ func (t *taker) pass(pieces []piece, j, k int, decided func(hit *box)) []piece {
 			for _, rest := range p.minus(&b, nil) {
 				next = append(next, piece{rest, p.skipped})
 			}
-			switch {
-			case r.Action == rule.Skip:
+			if r.Action == rule.Skip {
 				next = append(next, piece{hit, p.skipped | r.Skip})
-			default:
+			} else {
 				decided(&hit)
 			}
 		}
