@@ -22,7 +22,7 @@ const mostVerified = 20_000
 // made knowingly, here.
 var verifiedOn = map[string]uint32{
 	"6.1":  21_635,
-	"6.12": 9_665, // arm64
+	"6.12": 9_759,
 	"6.18": 11_932,
 	"7.3":  9_964,
 }
