@@ -162,7 +162,7 @@ func TestCases(t *testing.T) {
 	helper(t, want...)
 }
 
-func FuzzIt(f *testing.F) {
+` + `func FuzzIt(f *testing.F) {
 	f.Fuzz(func(t *testing.T, n int) {
 		if n == 7 { // S1-15
 			t.Error(n)
