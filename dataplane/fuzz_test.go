@@ -82,6 +82,18 @@ func (s *stage) allows(gen int, mode FailMode, k flow.Key, p *Packet) bool {
 	return oracle.Evaluate(&s.sets[gen-1], s.world, k).Verdict == classifier.Allow
 }
 
+// thirdPod reports whether an ICMP error was sent by a pod, or by an address that only
+// a pod can have, to which its quote was not addressed: such an error is judged by who
+// sends it to whom, whatever it quotes.
+func (s *stage) thirdPod(gen int, p *Packet) bool {
+	src := p.Headers.Key.Src
+	if p.FromHost || src == p.Headers.Inner.Dst {
+		return false
+	}
+	unknown, _ := s.tables[gen-1].UnknownLocal(p.Headers.Key)
+	return unknown || s.tables[gen-1].IsPod(src)
+}
+
 // randomPacket makes a packet that means something, and then perhaps spoils it.
 func randomPacket(r *rand.Rand, w *rule.World, known []flow.Key) Packet {
 	k := universe.RandomKey(r, w)
@@ -254,15 +266,17 @@ func FuzzReceive(f *testing.F) {
 					t.Fatalf("%v: %v was never opened, or is denied by table %d", path, h.Key, gen)
 				}
 			case PassRelated:
-				by := h.Key // what may have been judged
+				by, third := h.Key, s.thirdPod(gen, &out) // by is what may have been judged
 				switch {
+				case third:
 				case p.Related && p.Reply:
 					by = h.Inner
 				case p.Related:
 					by = h.Inner.Reverse()
 				}
 				if h.Inner.Src != h.Key.Dst || !s.allows(gen, FailOpen, by, &out) && !slices.ContainsFunc(known, func(k flow.Key) bool {
-					return (k == h.Inner || k == h.Inner.Reverse()) && (hosts[k] || s.allows(gen, FailOpen, k, &out))
+					return (k == h.Inner || k == h.Inner.Reverse()) && (hosts[k] || s.allows(gen, FailOpen, k, &out)) &&
+						(!third || k.Src == h.Key.Src || k.Dst == h.Key.Src)
 				}) {
 					t.Fatalf("an error to %v about %v passes", h.Key.Dst, h.Inner)
 				}
