@@ -97,7 +97,7 @@ func candidateTable(cmd *cobra.Command, candidate, world []string, asJSON bool) 
 		return in.Table, showFindings(cmd, in, asJSON)
 	}
 	loader := manifests.Loader{
-		Kinds: lower.Kinds(), Inventory: inventory.Options{AssignAddresses: true}, Stdin: cmd.InOrStdin(),
+		Kinds: lower.Kinds(), Inventory: inventory.Options{AssignAddresses: true, Workloads: true}, Stdin: cmd.InOrStdin(),
 	}
 	objs, _, found := loader.Load(candidate...)
 	_, snap, foundWorld := loader.Load(world...)

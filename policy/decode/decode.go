@@ -23,6 +23,9 @@ type Decoder struct {
 	// Kinds are the policy kinds, as the dialects list them. The type behind each
 	// embeds metav1.TypeMeta and metav1.ObjectMeta.
 	Kinds []api.Kind
+	// Workloads makes Deployments and the other kinds that make pods cluster
+	// objects, too. Without it they are ignored with a warning.
+	Workloads bool
 }
 
 // Decode reads every object in data: YAML of any number of documents, or JSON.
@@ -34,6 +37,9 @@ type Decoder struct {
 // Raw nor Lines. Data without a single object is not an error here.
 func (d *Decoder) Decode(file string, data []byte) ([]*api.Object, diag.List) {
 	r := reader{kinds: append(slices.Clip(d.Kinds), clusterKinds...), file: file}
+	if d.Workloads {
+		r.kinds = append(r.kinds, workloadKinds...)
+	}
 	docs, bad := r.documents(data)
 	if bad != nil {
 		r.report(&r.found.Errors, api.Ref{}, *bad)

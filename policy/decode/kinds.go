@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -20,11 +22,23 @@ var clusterKinds = []api.Kind{
 	{Group: discoveryv1.GroupName, Version: "v1", Kind: "EndpointSlice", Namespaced: true, New: func() any { return new(discoveryv1.EndpointSlice) }},
 }
 
+// workloadKinds are the kinds whose controllers make pods; see [Decoder].Workloads.
+var workloadKinds = []api.Kind{
+	{Group: "apps", Version: "v1", Kind: "Deployment", Namespaced: true, New: func() any { return new(appsv1.Deployment) }},
+	{Group: "apps", Version: "v1", Kind: "StatefulSet", Namespaced: true, New: func() any { return new(appsv1.StatefulSet) }},
+	{Group: "apps", Version: "v1", Kind: "DaemonSet", Namespaced: true, New: func() any { return new(appsv1.DaemonSet) }},
+	{Group: "apps", Version: "v1", Kind: "ReplicaSet", Namespaced: true, New: func() any { return new(appsv1.ReplicaSet) }},
+	{Group: "batch", Version: "v1", Kind: "Job", Namespaced: true, New: func() any { return new(batchv1.Job) }},
+	{Group: "batch", Version: "v1", Kind: "CronJob", Namespaced: true, New: func() any { return new(batchv1.CronJob) }},
+	{Version: "v1", Kind: "ReplicationController", Namespaced: true, New: func() any { return new(corev1.ReplicationController) }},
+	{Version: "v1", Kind: "PodTemplate", Namespaced: true, New: func() any { return new(corev1.PodTemplate) }},
+}
+
 // IsCluster reports whether the object describes the world and is not a policy.
 func IsCluster(o *api.Object) bool { return isClusterKind(o.Kind) }
 
 func isClusterKind(k api.Kind) bool {
-	return k.Version == "v1" && (k.Group == "" || k.Group == discoveryv1.GroupName)
+	return k.Version == "v1" && (k.Group == "" || k.Group == discoveryv1.GroupName || k.Group == "apps" || k.Group == "batch")
 }
 
 // unknownKind judges an object of no known kind: an error with a hint when it is
@@ -35,6 +49,7 @@ func (r *reader) unknownKind(group, version, kind string) (p problem, isError bo
 		same := k.Group == group
 		switch {
 		case k.Group == discoveryv1.GroupName: // read for explain: another version is no error
+		case same && isClusterKind(k) && k.Group != "" && version != k.Version: // an old version of apps or batch, likewise
 		case same && k.Kind == kind:
 			return problem{path: "apiVersion", message: "this version does not enforce " + gvk, hint: "use " + k.GVK()}, true
 		case same && k.Version == version && strings.EqualFold(k.Kind, kind):

@@ -42,7 +42,7 @@ func (b *builder) assign() {
 	count, first := 0, ""
 	for i := range b.snap.Pods {
 		p := &b.snap.Pods[i]
-		if !b.bare[podName{p.Namespace, p.Name}] {
+		if !b.bare[podName{p.Namespace, p.Name}] && !p.MadeUp {
 			continue
 		}
 		if p.HostNetwork {
@@ -56,6 +56,9 @@ func (b *builder) assign() {
 		p.IPs = []netip.Addr{
 			synthetic(SyntheticIPv4, 22, h.Sum64(), used),
 			synthetic(SyntheticIPv6, 64, h.Sum64(), used),
+		}
+		if p.MadeUp {
+			continue // said in makePods
 		}
 		if count++; count == 1 {
 			first = p.Namespace + "/" + p.Name

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -25,6 +26,9 @@ type Options struct {
 	// pods written by hand. The addresses come from [SyntheticIPv4] and [SyntheticIPv6] and depend
 	// on the set of pods only. Never for a dataplane.
 	AssignAddresses bool
+	// Workloads makes the pods of Deployments and the other kinds that make pods
+	// where the objects have none of theirs. Never for a dataplane.
+	Workloads bool
 }
 
 // Build makes a snapshot of decoded v1 Pod, Namespace, Node and Service objects and
@@ -48,8 +52,13 @@ func Build(objs []*api.Object, opts Options) (*Snapshot, diag.List) {
 			b.service(o, v)
 		case *discoveryv1.EndpointSlice:
 			b.endpointSlice(o, v)
+		default:
+			if opts.Workloads {
+				b.workload(o)
+			}
 		}
 	}
+	b.makePods()
 	b.implied()
 	s := b.snap
 	slices.SortFunc(s.Namespaces, func(a, b Namespace) int { return strings.Compare(a.Name, b.Name) })
@@ -71,6 +80,10 @@ type builder struct {
 	snap  *Snapshot
 	bare  map[podName]bool // no address and not pending: written by hand
 	found diag.List
+
+	workloads []workload
+	owners    map[ownerKey]metav1.OwnerReference // of workloads, by their own kind and name
+	orphans   map[podName]bool                   // pods without a controller
 }
 
 type podName struct{ namespace, name string }
@@ -125,30 +138,14 @@ func (b *builder) pod(o *api.Object, v *corev1.Pod) {
 	default:
 		b.errorf(o, "status.phase", "write Pending, Running, Succeeded, Failed or Unknown", "unknown phase %q", v.Status.Phase)
 	}
-	p := Pod{
-		Namespace: v.Namespace, Name: v.Name,
-		Labels:         maps.Clone(v.Labels),
-		ServiceAccount: cmp.Or(v.Spec.ServiceAccountName, v.Spec.DeprecatedServiceAccount, "default"),
-		Node:           v.Spec.NodeName,
-		HostNetwork:    v.Spec.HostNetwork,
-		IPs:            b.podIPs(o, &v.Status),
-		File:           o.File,
-		Terminating:    v.DeletionTimestamp != nil,
-	}
+	p := b.podOf(o, &v.ObjectMeta, &v.Spec, "spec")
+	p.IPs = b.podIPs(o, &v.Status)
+	p.Workload = b.workloadOf(&v.ObjectMeta)
+	p.Terminating = v.DeletionTimestamp != nil
 	for _, c := range v.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			p.Unready = c.Status != corev1.ConditionTrue
 		}
-	}
-	for i, c := range v.Spec.InitContainers {
-		// An init container that keeps running is a sidecar; the others are gone
-		// before the pod serves anything.
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			b.ports(o, &p, c.Ports, fmt.Sprintf("spec.initContainers[%d]", i))
-		}
-	}
-	for i, c := range v.Spec.Containers {
-		b.ports(o, &p, c.Ports, fmt.Sprintf("spec.containers[%d]", i))
 	}
 	if len(p.IPs) == 0 && v.Status.PodIP == "" && len(v.Status.PodIPs) == 0 && v.Status.Phase != corev1.PodPending {
 		if b.bare == nil {
@@ -157,6 +154,30 @@ func (b *builder) pod(o *api.Object, v *corev1.Pod) {
 		b.bare[podName{p.Namespace, p.Name}] = true
 	}
 	b.snap.Pods = append(b.snap.Pods, p)
+}
+
+// podOf reads what a pod and a template of pods have in common. path is where the
+// pod's spec is in the object.
+func (b *builder) podOf(o *api.Object, meta *metav1.ObjectMeta, spec *corev1.PodSpec, path string) Pod {
+	p := Pod{
+		Namespace: o.Namespace, Name: meta.Name,
+		Labels:         maps.Clone(meta.Labels),
+		ServiceAccount: cmp.Or(spec.ServiceAccountName, spec.DeprecatedServiceAccount, "default"),
+		Node:           spec.NodeName,
+		HostNetwork:    spec.HostNetwork,
+		File:           o.File,
+	}
+	for i, c := range spec.InitContainers {
+		// An init container that keeps running is a sidecar; the others are gone
+		// before the pod serves anything.
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			b.ports(o, &p, c.Ports, fmt.Sprintf("%s.initContainers[%d]", path, i))
+		}
+	}
+	for i, c := range spec.Containers {
+		b.ports(o, &p, c.Ports, fmt.Sprintf("%s.containers[%d]", path, i))
+	}
+	return p
 }
 
 // podIPs reads status.podIPs, or status.podIP where only that is given.

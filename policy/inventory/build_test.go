@@ -66,11 +66,12 @@ func TestKubectl(t *testing.T) {
 			{
 				Namespace: "kube-system", Name: "kube-proxy-9w7xm", Labels: map[string]string{"k8s-app": "kube-proxy"},
 				ServiceAccount: "kube-proxy", Node: "node-1", HostNetwork: true, IPs: []netip.Addr{ip("192.0.2.11")},
-				Ports: []rule.NamedPort{{Name: "metrics", Proto: flow.TCP, Port: 10249}},
+				Ports:    []rule.NamedPort{{Name: "metrics", Proto: flow.TCP, Port: 10249}},
+				Workload: inventory.Workload{Kind: "Pod", Name: "kube-proxy-9w7xm"},
 			},
-			{Namespace: "shop", Name: "new", ServiceAccount: "default", Node: "node-1"},
+			{Namespace: "shop", Name: "new", ServiceAccount: "default", Node: "node-1", Workload: inventory.Workload{Kind: "Pod", Name: "new"}},
 			{
-				Namespace: "shop", Name: "web-6d4cf56db6-x2x7k", ServiceAccount: "shop", Node: "node-1",
+				Namespace: "shop", Name: "web-6d4cf56db6-x2x7k", ServiceAccount: "shop", Node: "node-1", Workload: inventory.Workload{Kind: "Deployment", Name: "web"},
 				Labels: map[string]string{"app": "web", "pod-template-hash": "6d4cf56db6", "tier": "1"},
 				IPs:    []netip.Addr{ip("10.244.1.7"), ip("fd00:10:244:1::7")},
 				Ports: []rule.NamedPort{

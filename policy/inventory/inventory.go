@@ -41,6 +41,17 @@ type Pod struct {
 	// What the Service proxy asks of a backend. No policy does: a change of these
 	// alone is no change (SamePod), and snapshots on disk do without.
 	Unready, Terminating bool `json:"-"`
+	// Workload is what made the pod, as far as its owner references tell; for a
+	// pod nobody made, the pod itself. Policy does not see it.
+	Workload Workload `json:"-"`
+	// MadeUp is set for the pods that Options.Workloads makes.
+	MadeUp bool `json:"-"`
+}
+
+// Workload names the object that pods belong to, in the namespace of the pods.
+type Workload struct {
+	Kind string // "Deployment", "StatefulSet", …; "Pod" for a pod by itself
+	Name string
 }
 
 // Node is a cluster node.

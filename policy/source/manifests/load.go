@@ -43,7 +43,7 @@ func Load(path string, kinds []api.Kind) ([]*api.Object, *inventory.Snapshot, di
 // findings, sorted. With error findings the rest is incomplete: good for more
 // findings, not for use. The snapshot is never nil.
 func (l Loader) Load(paths ...string) ([]*api.Object, *inventory.Snapshot, diag.List) {
-	r := run{dec: decode.Decoder{Kinds: l.Kinds}}
+	r := run{dec: decode.Decoder{Kinds: l.Kinds, Workloads: l.Inventory.Workloads}}
 	for i, path := range paths {
 		switch {
 		case path != Stdin:
