@@ -75,9 +75,33 @@ type portMatch struct {
 func (m *portMatch) hasProto(p flow.Proto) bool { return m.proto == flow.AnyProto || m.proto == p }
 
 // fill decides a connection whose cell is not there and remembers the cell.
-// Matching the rules needs no lock; memory.mu is held to look up or add what
-// they come to.
 func (t *Table) fill(d flow.Direction, s *subject, p *peerClass, k *flow.Key) OutcomeID {
+	m := t.mem
+	id, cands := t.fillCell(d, s, p)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id == 0 {
+		return m.internOutcome(walk(d, s, cands, k.Proto, k.DstPort, k.SrcPort))
+	}
+	return m.outcome(id, k)
+}
+
+// fillProgram is fill for callers that want the whole program.
+func (t *Table) fillProgram(d flow.Direction, s *subject, p *peerClass) program {
+	m := t.mem
+	id, cands := t.fillCell(d, s, p)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id == 0 {
+		return m.buildProgram(d, s, cands)
+	}
+	return (*m.programs.Load())[id]
+}
+
+// fillCell fills a cell and returns its program; 0 and the candidates to walk
+// where there is no room for another program. Matching the rules needs no lock;
+// memory.mu is held to look up or add what they come to.
+func (t *Table) fillCell(d flow.Direction, s *subject, p *peerClass) (uint32, []candidate) {
 	m := t.mem
 	var (
 		msBuf  [32]match
@@ -100,7 +124,7 @@ func (t *Table) fill(d flow.Direction, s *subject, p *peerClass, k *flow.Key) Ou
 		case nodeLocal:
 			id = m.internProgram(program{uint64(outcomeNodeLocal)})
 		case m.full():
-			return m.internOutcome(walk(d, s, s.candidates(d, p, ms), k.Proto, k.DstPort, k.SrcPort))
+			return 0, s.candidates(d, p, ms)
 		default:
 			id = m.internProgram(m.buildProgram(d, s, s.candidates(d, p, ms)))
 		}
@@ -112,7 +136,7 @@ func (t *Table) fill(d flow.Direction, s *subject, p *peerClass, k *flow.Key) Ou
 		m.indexBytes += len(text) + entryBytes
 	}
 	m.store(cellKey(s.serial[d], p.serial), id)
-	return m.outcome(id, k)
+	return id, nil
 }
 
 // outcome applies a program to a connection.
