@@ -1,0 +1,58 @@
+// Package assure asks policies questions about many connections at once: what does
+// a change change, is an intent kept, who can reach whom at all.
+//
+//	manifests, cluster ─► State ─┬─ Open ────► World ── End, Ask ─► []Case
+//	                             └─ Compare ─► Diff ─── Changes ──► Change …
+//
+// It has no evaluator of its own. Every answer is a program of
+// [classifier.Table]: what the policies of one pod decide about one other end, for
+// all protocols and ports. A comparison groups ends by class (which both tables
+// cannot tell apart), leaves out the pairs that [classifier.Report] proves to be
+// the same, and reads the programs of the rest side by side. So it is exact: over
+// all pods, ports, ICMP messages and outside addresses, and never by samples.
+//
+// # Ends
+//
+// [World.End] reads what people write: a pod, a workload (deploy/web, or its name
+// alone), svc/web, label selectors, namespaces, addresses, prefixes outside; see
+// [EndForms]. What means nothing (an unknown name, a selector that matches no pod)
+// is an error that says what there is.
+//
+//	w, err := assure.Open(assure.State{Snapshot: snap, Set: set})
+//	from, err := w.End("shop/frontend", "")
+//	to, err := w.End("ns:tier=pci", "")
+//	cases, err := w.Ask(from, to, assure.Ports{Last: 65535}) // or ParsePorts("443/TCP")
+//	for _, c := range cases { … c.Decision.Verdict, c.Decision.Policy, c.Packet … }
+//
+// A [Case] stands for all connections between ends of two classes in a range of
+// ports: if no case is allowed, nothing is. [Case.Packet] is one of them, for
+// [classifier.Table.ExplainVia]. Ask never returns no case without an error.
+//
+// # Comparing
+//
+//	d, err := assure.Compare(old, now, assure.Options{})
+//	for c := range d.Changes() { … } // opened, closed, then the same answer by another rule
+//
+// Pods are compared with the pods of the same name; workloads ([Options].Pods is
+// false) with the workload of that name, pod by pod, where a change that is not
+// about all pods of both is marked [Change.Some]. What only one state has is in
+// Added and Removed. Intervals of one pair are disjoint and maximal.
+//
+// # What a question leaves open
+//
+//   - Ports: TCP, UDP and SCTP have 1 to 65535; ICMP has type<<8|code; other
+//     protocols have one port, 0. [Other] stands for all protocols that neither
+//     table names.
+//   - Source ports: [Ask] and [Compare] split by them only where rules do.
+//   - Outside addresses: a prefix stands for those of its addresses that no pod
+//     and no node has. Addresses of a pod network that no pod has are left out:
+//     rules that select pods may be about them or not, and refuse them (reason
+//     unknown-peer), while rules about prefixes and nodes decide by the address
+//     alone.
+//   - Nodes: an address of a node that no host-network pod stands for is an end
+//     like an outside one.
+//   - Connections are judged as opened to the destination. Through a Service, Ask
+//     judges its backends with rules to Services; Compare does not go through
+//     Services.
+//   - Staged policies do not decide, here as anywhere.
+package assure
