@@ -55,19 +55,63 @@ type Program struct {
 // notLocalProgram answers for ends that are policed elsewhere, or by nobody.
 var notLocalProgram = program{uint64(outcomeNotLocal)}
 
+// Matcher gives out the programs of one table. Unlike Lookup it is for callers that
+// ask about most pairs: it remembers which rule matches which peer class, whoever
+// the subject is. It is not for concurrent use.
+type Matcher struct {
+	t    *Table
+	memo map[uint32][]uint8 // by peer serial, then rule: 0, or 1 + certainty
+}
+
+// NewMatcher returns a Matcher of a table.
+func NewMatcher(t *Table) *Matcher { return &Matcher{t, map[uint32][]uint8{}} }
+
 // Program returns what the policies of subject decide about connections with
 // peer, of all protocols and ports: with d egress those to it, with d ingress
 // those from it. Two ends are taken to be different pods, even if they are equal.
-func (t *Table) Program(d flow.Direction, subject, peer End) Program {
+func (x *Matcher) Program(d flow.Direction, subject, peer End) Program {
+	t := x.t
 	if !subject.Local() {
 		return Program{&t.mem.slots, notLocalProgram}
 	}
 	m, s := t.mem, &t.subjects[subject.party.rec.subject]
 	id := m.cells.Load().get(cellKey(s.serial[d], peer.party.serial()))
 	if id == 0 {
-		return Program{&m.slots, t.fillProgram(d, s.subject, peer.party.rec.peer)}
+		var cands []candidate
+		if id, cands = t.fillCell(d, s.subject, peer.party.rec.peer, x); id == 0 {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			return Program{&m.slots, m.buildProgram(d, s.subject, cands)}
+		}
 	}
 	return Program{&m.slots, (*m.programs.Load())[id]}
+}
+
+// matches is subject.matches with a memory.
+func (x *Matcher) matches(d flow.Direction, s *subject, p *peerClass, out []match) []match {
+	memo := x.memo[p.serial]
+	if memo == nil {
+		memo = make([]uint8, len(x.t.rules.dir)*chunkSize)
+		x.memo[p.serial] = memo
+	}
+	for i, r := range s.rules[d] {
+		c := certainty(memo[r.id] - 1)
+		if memo[r.id] == 0 {
+			c = r.matchPeers(s, p)
+			if !r.relates() {
+				memo[r.id] = 1 + uint8(c)
+			}
+		}
+		if c != no {
+			out = append(out, match{i, c == maybe})
+		}
+	}
+	return out
+}
+
+// relates reports whether which peers match depends on the subject.
+func (r *ruleEntry) relates() bool {
+	return slices.ContainsFunc(r.rule.Peers, func(p rule.Peer) bool { return !p.Relation.IsZero() })
 }
 
 // ID is equal for programs that are the same memory: while it is, the programs

@@ -77,7 +77,7 @@ func (m *portMatch) hasProto(p flow.Proto) bool { return m.proto == flow.AnyProt
 // fill decides a connection whose cell is not there and remembers the cell.
 func (t *Table) fill(d flow.Direction, s *subject, p *peerClass, k *flow.Key) OutcomeID {
 	m := t.mem
-	id, cands := t.fillCell(d, s, p)
+	id, cands := t.fillCell(d, s, p, nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if id == 0 {
@@ -86,22 +86,10 @@ func (t *Table) fill(d flow.Direction, s *subject, p *peerClass, k *flow.Key) Ou
 	return m.outcome(id, k)
 }
 
-// fillProgram is fill for callers that want the whole program.
-func (t *Table) fillProgram(d flow.Direction, s *subject, p *peerClass) program {
-	m := t.mem
-	id, cands := t.fillCell(d, s, p)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if id == 0 {
-		return m.buildProgram(d, s, cands)
-	}
-	return (*m.programs.Load())[id]
-}
-
 // fillCell fills a cell and returns its program; 0 and the candidates to walk
 // where there is no room for another program. Matching the rules needs no lock;
-// memory.mu is held to look up or add what they come to.
-func (t *Table) fillCell(d flow.Direction, s *subject, p *peerClass) (uint32, []candidate) {
+// memory.mu is held to look up or add what they come to. x may be nil.
+func (t *Table) fillCell(d flow.Direction, s *subject, p *peerClass, x *Matcher) (uint32, []candidate) {
 	m := t.mem
 	var (
 		msBuf  [32]match
@@ -111,7 +99,11 @@ func (t *Table) fillCell(d flow.Direction, s *subject, p *peerClass) (uint32, []
 	)
 	nodeLocal := d == flow.Ingress && p.nodes.has(s.node)
 	if !nodeLocal {
-		ms = s.matches(d, p, msBuf[:0])
+		if x != nil {
+			ms = x.matches(d, s, p, msBuf[:0])
+		} else {
+			ms = s.matches(d, p, msBuf[:0])
+		}
 		text = s.matchKey(d, p, ms, keyBuf[:0])
 	}
 

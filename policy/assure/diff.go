@@ -64,7 +64,7 @@ type Diff struct {
 	families [2]*family // IPv4, IPv6
 	programs *programs
 	tables   [2]*classifier.Table
-	weights  map[weightKey][]weight
+	weights  *weights
 }
 
 // Options of Compare. The zero value compares workloads.

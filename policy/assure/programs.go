@@ -26,6 +26,7 @@ type answers [][]span
 // have one number. Number 0 is not used.
 type programs struct {
 	tables [2]*classifier.Table
+	match  [2]*classifier.Matcher
 	protos []flow.Proto // the last one stands for all others
 	sides  *sides
 
@@ -52,7 +53,8 @@ func newPrograms(tables [2]*classifier.Table) *programs {
 		tables: tables, sides: newSides(), list: make([]answers, 1), ids: map[string]int32{},
 		seen: map[programRef]int32{}, out: map[outcomeRef]int32{},
 	}
-	for _, t := range tables {
+	for i, t := range tables {
+		p.match[i] = classifier.NewMatcher(t)
 		named, _ := t.Protocols()
 		p.protos = append(p.protos, named...)
 	}
@@ -82,7 +84,7 @@ func skips(proto flow.Proto, is4 bool) bool {
 
 // of returns the number of the answers to connections between two ends of a table.
 func (p *programs) of(table int, d flow.Direction, subject, peer classifier.End) int32 {
-	prog := p.tables[table].Program(d, subject, peer)
+	prog := p.match[table].Program(d, subject, peer)
 	ref := programRef{table, d, prog.ID()}
 	if id, ok := p.seen[ref]; ok {
 		return id

@@ -6,10 +6,12 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/assure"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lint"
@@ -53,6 +55,15 @@ func Load(dir, node string, stdin io.Reader) (*Input, error) {
 // LoadWith is Load of several directories and files, which add up, for a daemon
 // with these options.
 func LoadWith(opt lower.Options, paths []string, node string, stdin io.Reader) (*Input, error) {
+	in, err := Read(opt, paths, stdin)
+	if err != nil {
+		return nil, err
+	}
+	return in, in.compile(node)
+}
+
+// Read is LoadWith for callers that need no table: there is none in the result.
+func Read(opt lower.Options, paths []string, stdin io.Reader) (*Input, error) {
 	objs, snap, found, err := readManifests(paths, stdin)
 	if err != nil {
 		return nil, err
@@ -65,7 +76,7 @@ func LoadWith(opt lower.Options, paths []string, node string, stdin io.Reader) (
 	}
 	in.Findings.Sort()
 	in.unfit = len(in.Findings.Errors) > 0
-	return in, in.compile(node)
+	return in, nil
 }
 
 // readManifests reads what offline tools ask about. The error says that a path
@@ -193,4 +204,23 @@ func (in *Input) Summary() string {
 		out += ", " + Plural(n, "note")
 	}
 	return out
+}
+
+// State is what was read, for package assure.
+func (in *Input) State() assure.State { return assure.State{Snapshot: in.Snapshot, Set: in.Set} }
+
+// Fit reports whether there is an answer: no errors, or none that concern all.
+func (in *Input) Fit() bool { return !in.unfit }
+
+// Rename makes findings name another place than the one that was read, such as a
+// temporary directory.
+func (in *Input) Rename(from, to string) {
+	for _, list := range [][]diag.Diagnostic{in.Findings.Errors, in.Findings.Warnings, in.Findings.Notes} {
+		for i := range list {
+			if rest, ok := strings.CutPrefix(list[i].File, from); ok {
+				list[i].File = to + rest
+			}
+			list[i].Message = strings.ReplaceAll(list[i].Message, from, to)
+		}
+	}
 }
