@@ -405,3 +405,32 @@ func hasAll(labels, want map[string]string) bool {
 	}
 	return true
 }
+
+// Deciders names every policy that decides a case: the one whose rule denies it, all
+// whose isolation does, or those whose rules allow it, source's side first.
+func (w *World) Deciders(c *Case) []string {
+	d := w.Table.LookupVia(c.Packet, c.Via)
+	var out []string
+	for _, dir := range []flow.Direction{flow.Egress, flow.Ingress} {
+		o := w.Table.Outcome(d.Egress)
+		if dir == flow.Ingress {
+			o = w.Table.Outcome(d.Ingress)
+		}
+		if d.Verdict != classifier.Allow && o.Verdict == classifier.Allow {
+			continue
+		}
+		switch {
+		case o.Rule != classifier.NoRule:
+			out = append(out, w.Table.Rule(o.Rule).Origin.Ref())
+		case o.Reason == classifier.ReasonIsolation:
+			for _, i := range o.Isolations {
+				out = append(out, w.Table.Isolation(i).Origin.Ref())
+			}
+		}
+		if o.Verdict != classifier.Allow {
+			break // egress denies: ingress is not asked
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}

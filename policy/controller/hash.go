@@ -84,3 +84,11 @@ func (d *digest) String() string {
 	h := sha256.Sum256(b)
 	return hex.EncodeToString(h[:8])
 }
+
+// PolicyHash is the hash of rules as nodes report it, for those who want to know
+// whether what they have is what nodes enforce. set is sorted in place.
+func PolicyHash(set rule.Set) string {
+	set.Sort()
+	d := sumOf(&set)
+	return d.String()
+}
