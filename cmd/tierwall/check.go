@@ -4,17 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/cluster"
+	"github.com/tierwall/tierwall/cmd/internal/sarif"
+	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/source/kube"
 )
 
 func newCheck() *cobra.Command {
 	var w world
-	output := cli.NewFormat("text", "json")
+	output := cli.NewFormat("text", "json", "sarif")
 	cmd := &cobra.Command{
 		Use:   "check [FILE...] [--manifests DIR]",
 		Short: "Report errors and likely mistakes in policies",
@@ -50,6 +54,15 @@ Exit code 1 when there are errors.`,
 				return err
 			}
 			out := cmd.OutOrStdout()
+			if output.String() == "sarif" {
+				if err := writeSARIF(out, &in.Findings); err != nil {
+					return err
+				}
+				if len(in.Findings.Errors) > 0 {
+					return &cli.FindingError{Err: in.Findings.Err(), Shown: true}
+				}
+				return nil
+			}
 			if err := in.WriteFindings(out, cli.StyleFor(out), output.JSON()); err != nil {
 				return err
 			}
@@ -103,4 +116,34 @@ func (w *world) check(cmd *cobra.Command, files []string) (*cli.Input, error) {
 		return nil, err
 	}
 	return live.WithFiles(in, w.lower)
+}
+
+// writeSARIF writes findings for code hosts. Those about no file are at the first
+// line of nothing in particular: SARIF wants a place.
+func writeSARIF(w io.Writer, found *diag.List) error {
+	var rules []sarif.Rule
+	for _, c := range diag.Checks() {
+		level := "warning"
+		if c.Error {
+			level = "error"
+		}
+		rules = append(rules, sarif.Rule{
+			ID: c.ID, Name: c.Name, Level: level, Text: c.Title,
+			Help: "https://github.com/tierwall/tierwall/blob/main/docs/checks.md#" + strings.ToLower(c.ID),
+		})
+	}
+	log := sarif.New(buildVersion().Version, rules...)
+	for i, list := range [][]diag.Diagnostic{found.Errors, found.Warnings} {
+		for j := range list {
+			d := list[j]
+			file, line := diag.SplitLine(d.File)
+			if file == "" {
+				file = "."
+			}
+			check := diag.CheckOf(&d, i == 0)
+			d.File = ""
+			log.Add(check.ID, d.String(), sarif.Place{File: file, Line: line}, nil)
+		}
+	}
+	return log.Write(w)
 }

@@ -148,8 +148,8 @@ func (l *List) Add(o List) {
 // reads from the top of each file to its end.
 func (l *List) Sort() {
 	by := func(a, b Diagnostic) int {
-		fileA, lineA := splitLine(a.File)
-		fileB, lineB := splitLine(b.File)
+		fileA, lineA := SplitLine(a.File)
+		fileB, lineB := SplitLine(b.File)
 		return cmp.Or(strings.Compare(fileA, fileB), cmp.Compare(lineA, lineB), a.Object.Compare(b.Object),
 			strings.Compare(a.Path, b.Path), strings.Compare(a.Message, b.Message))
 	}
@@ -158,8 +158,8 @@ func (l *List) Sort() {
 	slices.SortStableFunc(l.Notes, by)
 }
 
-// splitLine takes a file reference apart; the line is 0 when there is none.
-func splitLine(file string) (string, int) {
+// SplitLine takes a file reference apart; the line is 0 when there is none.
+func SplitLine(file string) (string, int) {
 	if i := strings.LastIndexByte(file, ':'); i >= 0 {
 		if line, err := strconv.Atoi(file[i+1:]); err == nil {
 			return file[:i], line

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
@@ -44,10 +45,12 @@ func (c *checker) dns() {
 		}
 		d.blame(i, end, d.cut)
 	}
-	for _, at := range slices.SortedFunc(maps.Keys(uncached), func(a, b cutAt) int { return compareRef(a, b) }) {
-		c.warn(at.policy.object, at.path, "the egress rules let pod "+uncached[at]+" reach DNS pods, but not the DNS cache of its node, which answers in their place",
-			"allow port 53, UDP and TCP, to the cache's address with an ipBlock ("+cacheAddr.String()+"/32 unless it was configured otherwise)")
-	}
+	c.run(diag.NoDNSCache, func() {
+		for _, at := range slices.SortedFunc(maps.Keys(uncached), func(a, b cutAt) int { return compareRef(a, b) }) {
+			c.warn(at.policy.object, at.path, "the egress rules let pod "+uncached[at]+" reach DNS pods, but not the DNS cache of its node, which answers in their place",
+				"allow port 53, UDP and TCP, to the cache's address with an ipBlock ("+cacheAddr.String()+"/32 unless it was configured otherwise)")
+		}
+	})
 	// Sorted at the end of Check; the order of a map would show in equal findings.
 	for _, at := range slices.SortedFunc(maps.Keys(d.cut), func(a, b cutAt) int { return compareRef(a, b) }) {
 		c.warn(at.policy.object, at.path, "no egress rule lets pod "+d.cut[at]+" reach a DNS server",

@@ -23,14 +23,14 @@ import (
 func Check(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag.List {
 	c := newChecker(objs, set, inv)
 	if len(c.pods) > 0 {
-		c.nobody()
-		c.overridden()
-		c.dns()
+		c.run(diag.SelectsNobody, c.nobody)
+		c.run(diag.Overridden, c.overridden)
+		c.run(diag.NoDNS, c.dns)
 	}
-	c.nothing()
-	c.shadowed()
-	c.networks()
-	c.misplaced()
+	c.run(diag.MatchesNothing, c.nothing)
+	c.run(diag.Shadowed, c.shadowed)
+	c.run(diag.NetworkWithPods, c.networks)
+	c.run(diag.Misplaced, c.misplaced)
 	c.found.Sort()
 	// One rule of a policy can be several of the set.
 	c.found.Warnings = slices.CompactFunc(c.found.Warnings, diag.Diagnostic.Equal)
@@ -42,10 +42,21 @@ func Check(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag.List
 func Overridden(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag.List {
 	c := newChecker(objs, set, inv)
 	if len(c.pods) > 0 {
-		c.overridden()
+		c.run(diag.Overridden, c.overridden)
 	}
 	c.found.Sort()
 	return c.found
+}
+
+// run does a check, whose findings get a code.
+func (c *checker) run(code diag.Code, check func()) {
+	n := len(c.found.Warnings)
+	check()
+	for i := n; i < len(c.found.Warnings); i++ {
+		if c.found.Warnings[i].Code == "" {
+			c.found.Warnings[i].Code = code
+		}
+	}
 }
 
 func newChecker(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) *checker {

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -100,8 +101,14 @@ func locate(p Place, message string) location {
 	return l
 }
 
-// uri makes a relative reference of a path, as code hosts want it.
+// uri makes a reference of a path, relative to the working directory where the file
+// is below it: code hosts run us at the root of the repository.
 func uri(path string) string {
+	if here, err := os.Getwd(); err == nil && filepath.IsAbs(path) {
+		if rel, err := filepath.Rel(here, path); err == nil && filepath.IsLocal(rel) {
+			path = rel
+		}
+	}
 	path = filepath.ToSlash(filepath.Clean(path))
 	if strings.HasPrefix(path, "/") {
 		return (&url.URL{Scheme: "file", Path: path}).String()

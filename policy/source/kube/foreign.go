@@ -52,7 +52,7 @@ func (n *NotUnderstood) Finding() diag.Diagnostic {
 		whose = " (" + n.Project + ")"
 	}
 	name := n.Kind + " of " + n.Group + whose
-	d := diag.Diagnostic{Object: api.Ref{Group: n.Group, Kind: n.Kind}, Hint: n.Hint}
+	d := diag.Diagnostic{Object: api.Ref{Group: n.Group, Kind: n.Kind}, Hint: n.Hint, Code: diag.NotEnforced}
 	switch n.Used() {
 	case "yes":
 		d.Message = fmt.Sprintf("the cluster has %d objects of kind %s, which Tierwall does not enforce", n.Objects, name)
