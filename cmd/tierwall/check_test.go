@@ -48,7 +48,7 @@ func TestCheckCleanIsEmptyLists(t *testing.T) {
 // TestFindingsWithoutTheHintField: every finding has the field of the contract, also
 // where there is nothing to do.
 func TestFindingsWithoutTheHintField(t *testing.T) {
-	r := tierwall(t, "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n", "check", "-m", "-", "-o", "json")
+	r := tierwall(t, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n", "check", "-m", "-", "-o", "json")
 	if !strings.Contains(r.out, "ignored: not used for policy") || !strings.Contains(r.out, `"hint": ""`) {
 		t.Errorf("exit code %d: %s", r.code, r.out)
 	}
