@@ -275,7 +275,7 @@ func (w *World) service(text, namespace string) (*inventory.Service, error) {
 	case 0:
 		return nil, fmt.Errorf("no Service %s; there is %s", text, among(text, known))
 	}
-	return nil, fmt.Errorf("Service %s is in several namespaces: say svc/%s/%s or svc/%s/%s", name, found[0].Namespace, name, found[1].Namespace, name)
+	return nil, fmt.Errorf("svc/%s is in several namespaces: say svc/%s/%s or svc/%s/%s", name, found[0].Namespace, name, found[1].Namespace, name)
 }
 
 func (w *World) byKind(kind, text, namespace string) ([]*rule.Endpoint, error) {

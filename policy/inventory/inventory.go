@@ -42,8 +42,9 @@ type Pod struct {
 	// alone is no change (SamePod), and snapshots on disk do without.
 	Unready, Terminating bool `json:"-"`
 	// Workload is what made the pod, as far as its owner references tell; for a
-	// pod nobody made, the pod itself. Policy does not see it.
-	Workload Workload `json:"-"`
+	// pod nobody made, the pod itself. Policy does not see it (SamePod), but a
+	// snapshot on disk keeps it: questions about a restored world name workloads.
+	Workload Workload `json:",omitzero"`
 	// MadeUp is set for the pods that Options.Workloads makes.
 	MadeUp bool `json:"-"`
 }

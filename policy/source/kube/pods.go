@@ -74,6 +74,7 @@ func (s *pods) read(obj any) (any, error) {
 	p := &item.pod
 	p.Namespace, p.Name = item.namespace, item.name
 	p.Node, p.ServiceAccount = intern(p.Node), intern(p.ServiceAccount)
+	p.Workload.Kind, p.Workload.Name = intern(p.Workload.Kind), intern(p.Workload.Name) // replicas share them
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Here and not when it is put in: while everything is read, all items wait.
