@@ -36,9 +36,7 @@ func (s *subject) matchKey(d flow.Direction, p *peerClass, ms []match, key []byt
 		}
 		key = binary.AppendUvarint(key, n)
 		if d == flow.Egress {
-			for i := range s.rules[d][m.index].rule.L4 {
-				named = named || s.rules[d][m.index].rule.L4[i].Name != ""
-			}
+			named = named || s.rules[d][m.index].named
 		}
 	}
 	if !named {
@@ -63,11 +61,14 @@ func (s *subject) candidates(d flow.Direction, p *peerClass, ms []match) []candi
 	}
 	for _, m := range ms {
 		r := s.rules[d][m.index]
-		c := candidate{id: r.id, rule: r.rule, uncertain: m.uncertain}
-		for i := range r.rule.L4 {
-			c.l4 = appendPortMatches(c.l4, &r.rule.L4[i], dst, d == flow.Egress && p.kind == peerUnknown)
+		c := candidate{id: r.id, rule: r.rule, uncertain: m.uncertain, ports: r.ports, l4: r.l4}
+		if r.named {
+			c.l4 = nil
+			for _, l := range r.otherL4() {
+				c.l4 = appendPortMatches(c.l4, &l, dst, d == flow.Egress && p.kind == peerUnknown)
+			}
 		}
-		if len(c.l4) > 0 {
+		if c.ports != nil || len(c.l4) > 0 {
 			out = append(out, c)
 		}
 	}

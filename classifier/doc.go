@@ -28,7 +28,8 @@
 //   - A program holds sorted, disjoint port intervals per protocol, each with its
 //     [Outcome]. Bands, skips, isolation and order are gone by then: building the
 //     program walked them once per interval. Programs and outcomes are
-//     hash-consed.
+//     hash-consed. Where rules name very many ports a goroutine of its own builds
+//     the program, and until then the rules are walked.
 //
 // # What changes cost
 //

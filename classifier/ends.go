@@ -79,8 +79,6 @@ func (x *Matcher) Program(d flow.Direction, subject, peer End) Program {
 	if id == 0 {
 		var cands []candidate
 		if id, cands = t.fillCell(d, s.subject, peer.party.rec.peer, x); id == 0 {
-			m.mu.Lock()
-			defer m.mu.Unlock()
 			return Program{&m.slots, m.buildProgram(d, s.subject, cands)}
 		}
 	}

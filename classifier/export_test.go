@@ -1,6 +1,7 @@
 package classifier
 
 import (
+	"runtime"
 	"slices"
 
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -96,4 +97,11 @@ func (t *Table) IntervalsRead(d flow.Direction, k flow.Key) (read, all int) {
 		}
 	}
 	return read, count
+}
+
+// WaitForPrograms waits until no goroutine builds a program.
+func (t *Table) WaitForPrograms() {
+	for t.mem.building.Load() {
+		runtime.Gosched()
+	}
 }

@@ -211,7 +211,10 @@ type ruleEntry struct {
 	policy *policyEntry // writer only
 	id     RuleID
 	rule   *rule.Rule
-	sets   []uint32 // parallel to rule.Peers; nil if no peer is a set
+	sets   []uint32    // parallel to rule.Peers; nil if no peer is a set
+	ports  *portIndex  // nil where the rule has few L4s
+	l4     []portMatch // of the L4s that ports does not have, unless named is set
+	named  bool        // some port is a name: what it means depends on the destination
 }
 
 type isolationEntry struct {

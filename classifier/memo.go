@@ -108,7 +108,10 @@ type memory struct {
 	programIDs   map[string]uint32
 	bySubject    map[uint32]map[string]uint32 // subject serial → which rules match → program
 	programBytes int
-	indexBytes   int // keys and entries of bySubject
+	indexBytes   int            // keys and entries of bySubject
+	spent        map[string]int // namespace → bytes of the above that its pods asked for
+
+	building atomic.Bool // a goroutine builds a program
 }
 
 // DefaultMemoryBudget bounds the cells, programs and outcomes of a table.
@@ -121,7 +124,7 @@ func newMemory(budget int, named *[256]int) *memory {
 	}
 	m := &memory{
 		budget: budget, outcomeIDs: map[string]OutcomeID{}, programIDs: map[string]uint32{},
-		bySubject: map[uint32]map[string]uint32{},
+		bySubject: map[uint32]map[string]uint32{}, spent: map[string]int{},
 	}
 	m.cells.Store(newCells(firstCells))
 	programs := make([]program, 1)
@@ -186,14 +189,20 @@ const (
 
 // bytes returns what the memory holds. The caller holds m.mu.
 func (m *memory) bytes() int {
-	return len(m.cells.Load().words)*cellBytes + m.programBytes + m.indexBytes + len(m.outcomeIDs)*outcomeBytes
+	return len(m.cells.Load().words)*cellBytes + m.programMemory()
+}
+
+// programMemory returns what programs, their index and outcomes hold. The caller holds
+// m.mu.
+func (m *memory) programMemory() int {
+	return m.programBytes + m.indexBytes + len(m.outcomeIDs)*outcomeBytes
 }
 
 // full reports whether programs must not be added any more. Connections that
 // need one are then decided by walking the rules; the next table has a new
 // memory. The caller holds m.mu.
 func (m *memory) full() bool {
-	return m.programBytes+m.indexBytes+len(m.outcomeIDs)*outcomeBytes > m.budget/4 || len(*m.programs.Load()) >= maxPrograms
+	return m.programMemory() > m.budget/4 || len(*m.programs.Load()) >= maxPrograms
 }
 
 // forget drops what was remembered for building cells of subjects that no newer

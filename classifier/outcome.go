@@ -33,10 +33,12 @@ var fixedOutcomes = []*Outcome{
 func (id OutcomeID) verdict() Verdict { return Verdict(id & 3) }
 func (id OutcomeID) index() uint32    { return uint32(id) >> outcomeShift }
 
-// internOutcome returns the id of an equal outcome, adding it if new. The
-// caller holds m.mu.
-func (m *memory) internOutcome(o *Outcome) OutcomeID {
+// internOutcome returns the id of an equal outcome, adding it if new; s is the subject
+// that it is about.
+func (m *memory) internOutcome(s *subject, o *Outcome) OutcomeID {
 	key := o.key()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if id, ok := m.outcomeIDs[key]; ok {
 		return id
 	}
@@ -48,6 +50,7 @@ func (m *memory) internOutcome(o *Outcome) OutcomeID {
 	list = append(list, o)
 	m.outcomes.Store(&list)
 	m.outcomeIDs[key] = id
+	m.spent[s.rep.Namespace] += outcomeBytes
 	return id
 }
 

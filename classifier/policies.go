@@ -59,7 +59,8 @@ func compareIsolations(a, b *isolationEntry) int {
 
 // addRule enters a rule of p. The rule is kept.
 func (l *Live) addRule(p *policyEntry, r *rule.Rule) {
-	e := &ruleEntry{policy: p, id: RuleID(l.ruleIDs.take()), rule: r}
+	e := &ruleEntry{policy: p, id: RuleID(l.ruleIDs.take()), rule: r, ports: indexPorts(r)}
+	e.resolvePorts()
 	l.s.rules.set(int(e.id), r, l.epoch)
 	l.s.ruleCount[r.Direction]++
 	p.rules = append(p.rules, e)
@@ -193,14 +194,8 @@ func (l *Live) editSubject(u *subjectUse, old, fresh *policyEntry) {
 			}
 		}
 		for _, sc := range in {
-			for _, r := range sc.rules[d] {
-				at, _ := slices.BinarySearchFunc(rules, r, compareRules)
-				rules = slices.Insert(rules, at, r)
-			}
-			for _, i := range sc.isolations[d] {
-				at, _ := slices.BinarySearchFunc(isolations, i, compareIsolations)
-				isolations = slices.Insert(isolations, at, i)
-			}
+			rules = addSorted(rules, sc.rules[d], compareRules)
+			isolations = addSorted(isolations, sc.isolations[d], compareIsolations)
 		}
 		if u.renewed[d] != l.epoch { // else no table has the serial yet
 			l.retire(s.serial[d])
@@ -212,6 +207,21 @@ func (l *Live) editSubject(u *subjectUse, old, fresh *policyEntry) {
 	if hit[0] || hit[1] {
 		l.setSubject(u)
 	}
+}
+
+// addSorted adds entries to a sorted list: a few by insertion, and many by sorting, so
+// that a policy with very many rules costs no square of their number.
+func addSorted[E any](list, more []E, compare func(E, E) int) []E {
+	if len(more) > 16 {
+		list = append(list, more...)
+		slices.SortFunc(list, compare)
+		return list
+	}
+	for _, e := range more {
+		at, _ := slices.BinarySearchFunc(list, e, compare)
+		list = slices.Insert(list, at, e)
+	}
+	return list
 }
 
 // ownSubject returns the use's subject as one that no table has yet.

@@ -1,6 +1,7 @@
 package classifier
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"slices"
 
@@ -61,8 +62,20 @@ func find(ivs []uint64, port uint16) uint32 {
 type candidate struct {
 	id        RuleID
 	rule      *rule.Rule
+	ports     *portIndex // what it matches beside l4; may be nil
 	l4        []portMatch
 	uncertain bool // the peer is unknown and may or may not match
+}
+
+// ranges returns how many ranges of ports it has.
+func (c *candidate) ranges() int {
+	n := len(c.l4)
+	if c.ports != nil {
+		for i := range c.ports.protos {
+			n += len(c.ports.protos[i].ranges)
+		}
+	}
+	return n
 }
 
 // portMatch is an L4 with its named port resolved.
@@ -74,21 +87,22 @@ type portMatch struct {
 
 func (m *portMatch) hasProto(p flow.Proto) bool { return m.proto == flow.AnyProto || m.proto == p }
 
-// fill decides a connection whose cell is not there and remembers the cell.
+// fill decides a connection whose cell is not there and remembers the cell. Where the
+// program is long to build, another goroutine does that, and until it has the rules are
+// walked: a worker waits for no program, and for none of another's.
 func (t *Table) fill(d flow.Direction, s *subject, p *peerClass, k *flow.Key) OutcomeID {
 	m := t.mem
 	id, cands := t.fillCell(d, s, p, nil)
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if id == 0 {
-		return m.internOutcome(walk(d, s, cands, k.Proto, k.DstPort, k.SrcPort))
+		return m.internOutcome(s, walk(d, s, cands, k.Proto, k.DstPort, k.SrcPort))
 	}
 	return m.outcome(id, k)
 }
 
-// fillCell fills a cell and returns its program; 0 and the candidates to walk
-// where there is no room for another program. Matching the rules needs no lock;
-// memory.mu is held to look up or add what they come to. x may be nil.
+// fillCell fills a cell and returns its program; 0 and the candidates to walk where
+// there is none yet, or no room for it. With a Matcher it waits for the program.
+// Matching rules and building programs needs no lock; memory.mu is held to look up and
+// to add what they come to.
 func (t *Table) fillCell(d flow.Direction, s *subject, p *peerClass, x *Matcher) (uint32, []candidate) {
 	m := t.mem
 	var (
@@ -106,29 +120,83 @@ func (t *Table) fillCell(d flow.Direction, s *subject, p *peerClass, x *Matcher)
 		}
 		text = s.matchKey(d, p, ms, keyBuf[:0])
 	}
-
+	id := m.known(s.serial[d], text)
+	switch {
+	case id != 0:
+	case nodeLocal:
+		id = m.learn(s, d, text, program{uint64(outcomeNodeLocal)})
+	default:
+		cands := s.candidates(d, p, ms)
+		if id = m.decideAll(d, s, text, cands, x != nil); id == 0 {
+			return 0, cands
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	known := m.bySubject[s.serial[d]]
-	id, ok := known[string(text)]
-	if !ok {
-		switch {
-		case nodeLocal:
-			id = m.internProgram(program{uint64(outcomeNodeLocal)})
-		case m.full():
-			return 0, s.candidates(d, p, ms)
-		default:
-			id = m.internProgram(m.buildProgram(d, s, s.candidates(d, p, ms)))
-		}
-		if known == nil {
-			known = map[string]uint32{}
-			m.bySubject[s.serial[d]] = known
-		}
-		known[string(text)] = id
-		m.indexBytes += len(text) + entryBytes
-	}
 	m.store(cellKey(s.serial[d], p.serial), id)
 	return id, nil
+}
+
+// known returns the program for the rules that a subject's peer matches; 0 if it was
+// not built yet.
+func (m *memory) known(subject uint32, text []byte) uint32 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.bySubject[subject][string(text)]
+}
+
+// promptRanges is up to how many ranges of ports the packet path builds a program
+// itself: some 100 µs.
+const promptRanges = 256
+
+// decideAll builds the program of candidates and remembers it for text. It returns 0
+// where there is no room, and, unless it is to wait, where there is much to do: then
+// another goroutine builds it, one at a time.
+func (m *memory) decideAll(d flow.Direction, s *subject, text []byte, cands []candidate, wait bool) uint32 {
+	if !m.hasRoom(s) {
+		return 0
+	}
+	ranges := 0
+	for i := range cands {
+		ranges += cands[i].ranges()
+	}
+	if wait || ranges <= promptRanges {
+		return m.learn(s, d, text, m.buildProgram(d, s, cands))
+	}
+	if m.building.CompareAndSwap(false, true) {
+		text := slices.Clone(text)
+		go func() {
+			defer m.building.Store(false)
+			m.learn(s, d, text, m.buildProgram(d, s, cands))
+		}()
+	}
+	return 0
+}
+
+// hasRoom reports whether a subject may add a program. Once half the room is taken, a
+// namespace that has more than its share may not: its connections are decided by walking
+// the rules, and those of other namespaces are not.
+func (m *memory) hasRoom(s *subject) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.full() && (m.spent[s.rep.Namespace] < m.budget/32 || m.programMemory() < m.budget/8)
+}
+
+// learn remembers a program for the rules that a subject's peer matches.
+func (m *memory) learn(s *subject, d flow.Direction, text []byte, p program) uint32 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.programMemory()
+	id, serial := m.internProgram(p), s.serial[d]
+	if m.bySubject[serial] == nil {
+		m.bySubject[serial] = map[string]uint32{}
+	}
+	if _, ok := m.bySubject[serial][string(text)]; !ok {
+		m.indexBytes += len(text) + entryBytes
+	}
+	m.bySubject[serial][string(text)] = id
+	m.spent[s.rep.Namespace] += m.programMemory() - before
+	return id
 }
 
 // outcome applies a program to a connection.
@@ -171,7 +239,7 @@ func (p program) constant(slots int) bool {
 	return true
 }
 
-// buildProgram decides every interval. The caller holds m.mu.
+// buildProgram decides every interval.
 func (m *memory) buildProgram(d flow.Direction, s *subject, cands []candidate) program {
 	prog := make(program, len(m.protos), 3*len(m.protos))
 	type sub struct {
@@ -181,19 +249,27 @@ func (m *memory) buildProgram(d flow.Direction, s *subject, cands []candidate) p
 	var subs []sub
 	for slot, proto := range m.protos {
 		first := len(prog)
-		for _, iv := range cutPoints(cands, proto, func(m *portMatch) (rule.PortRange, bool) { return m.dst, true }) {
-			ivs := m.sourceIntervals(d, s, cands, proto, iv.First)
-			if len(ivs) > 1 {
-				subs = append(subs, sub{len(prog), ivs})
-				prog = append(prog, interval(iv.Last, subRef))
-				continue
+		w, known := newSweep(cands, proto), map[string][]uint64{}
+		for port, last := uint16(0), uint16(0); ; port = last + 1 {
+			last = w.advance(port)
+			ivs, ok := known[string(w.key())]
+			if !ok {
+				ivs = m.sourceIntervals(d, s, w.candidates(), proto, port)
+				known[string(w.key())] = ivs
 			}
 			out := uint32(ivs[0])
-			if n := len(prog); n > first && uint32(prog[n-1]) == out {
-				prog[n-1] = interval(iv.Last, out) // equal to the interval before: merge
-				continue
+			switch n := len(prog); {
+			case len(ivs) > 1:
+				subs = append(subs, sub{n, ivs})
+				prog = append(prog, interval(last, subRef))
+			case n > first && uint32(prog[n-1]) == out:
+				prog[n-1] = interval(last, out) // equal to the interval before: merge
+			default:
+				prog = append(prog, interval(last, out))
 			}
-			prog = append(prog, interval(iv.Last, out))
+			if last == 0xffff {
+				break
+			}
 		}
 		prog[slot] = uint64(first)<<32 | uint64(len(prog)-first)
 	}
@@ -205,11 +281,11 @@ func (m *memory) buildProgram(d flow.Direction, s *subject, cands []candidate) p
 }
 
 // sourceIntervals decides one destination-port interval, represented by its
-// first port, for every source port.
+// first port, for every source port. The candidates' ranges hold the port.
 func (m *memory) sourceIntervals(d flow.Direction, s *subject, cands []candidate, proto flow.Proto, port uint16) []uint64 {
 	var ivs []uint64
-	for _, iv := range cutPoints(cands, proto, func(m *portMatch) (rule.PortRange, bool) { return m.src, m.dst.Contains(port) }) {
-		out := uint32(m.internOutcome(walk(d, s, cands, proto, port, iv.First)))
+	for _, iv := range sourceCuts(cands) {
+		out := uint32(m.internOutcome(s, walk(d, s, cands, proto, port, iv.First)))
 		if n := len(ivs); n > 0 && uint32(ivs[n-1]) == out {
 			ivs[n-1] = interval(iv.Last, out)
 			continue
@@ -219,18 +295,13 @@ func (m *memory) sourceIntervals(d flow.Direction, s *subject, cands []candidate
 	return ivs
 }
 
-// cutPoints splits the port space wherever one of the candidates' ranges for
-// the protocol begins or ends. ranges picks the range to look at and whether
-// the match takes part.
-func cutPoints(cands []candidate, proto flow.Proto, ranges func(*portMatch) (rule.PortRange, bool)) []rule.PortRange {
+// sourceCuts splits the source ports wherever one of the candidates' ranges begins or
+// ends.
+func sourceCuts(cands []candidate) []rule.PortRange {
 	starts := []uint16{0}
 	for i := range cands {
 		for j := range cands[i].l4 {
-			m := &cands[i].l4[j]
-			r, ok := ranges(m)
-			if !ok || !m.hasProto(proto) {
-				continue
-			}
+			r := cands[i].l4[j].src
 			starts = append(starts, r.First)
 			if r.Last != 0xffff {
 				starts = append(starts, r.Last+1)
@@ -249,11 +320,16 @@ func cutPoints(cands []candidate, proto flow.Proto, ranges func(*portMatch) (rul
 	return out
 }
 
-// key is equal for programs that answer alike because they are built alike.
+// key is equal for programs that answer alike because they are built alike: their
+// words, or where these are many a digest of them.
 func (p program) key() string {
 	b := make([]byte, 0, 8*len(p))
 	for _, w := range p {
 		b = binary.LittleEndian.AppendUint64(b, w)
+	}
+	if len(b) > 4096 {
+		digest := sha256.Sum256(b)
+		b = digest[:]
 	}
 	return string(b)
 }

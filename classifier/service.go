@@ -166,22 +166,15 @@ func (t *Table) fillVia(s *subject, p *peerClass, leaf *leaf, k *flow.Key, via f
 	// No other key begins with zero and goes on.
 	text := s.matchKey(d, p, ms, append(keyBuf[:0], 0))
 
+	id := m.known(s.serial[d], text)
+	if id == 0 {
+		cands := s.candidatesVia(p, ms)
+		if id = m.decideAll(d, s, text, cands, false); id == 0 {
+			return m.internOutcome(s, walk(d, s, cands, k.Proto, k.DstPort, k.SrcPort))
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	known := m.bySubject[s.serial[d]]
-	id, ok := known[string(text)]
-	if !ok {
-		if m.full() {
-			return m.internOutcome(walk(d, s, s.candidatesVia(p, ms), k.Proto, k.DstPort, k.SrcPort))
-		}
-		id = m.internProgram(m.buildProgram(d, s, s.candidatesVia(p, ms)))
-		if known == nil {
-			known = map[string]uint32{}
-			m.bySubject[s.serial[d]] = known
-		}
-		known[string(text)] = id
-		m.indexBytes += len(text) + entryBytes
-	}
 	cells := m.via.Load()
 	if cells == nil {
 		cells = new(viaCells)

@@ -45,6 +45,8 @@ func TestLookupStepsDoNotGrow(t *testing.T) {
 		table := compileOrFail(t, c.set, twoPods(""))
 		for _, port := range []uint16{50, 100, 1100, 2099, 9090, 65535} {
 			k := tcp("10.0.0.1", "10.0.1.1", port)
+			table.Lookup(k)
+			table.WaitForPrograms()
 			want := table.Lookup(k) // fills the cell
 			if got := table.WithoutRules().Lookup(k); got != want {
 				t.Errorf("%s, port %d: %v without the rules, %v with them", c.what, port, got, want) // S3-03

@@ -16,6 +16,12 @@ const (
 
 func (c *candidate) matches(proto flow.Proto, dst, src uint16) certainty {
 	best := no
+	if c.ports.has(proto, dst) {
+		if !c.uncertain {
+			return yes
+		}
+		best = maybe
+	}
 	for i := range c.l4 {
 		m := &c.l4[i]
 		if !m.hasProto(proto) || !m.dst.Contains(dst) || !m.src.Contains(src) {
