@@ -230,7 +230,7 @@ func TestUnasked(t *testing.T) {
 	b.now = b.now.Add(askedFor + time.Second)
 	b.passed("an answer that comes too late", b.packet(datagram(t, server, pod, reply(t, 7, "a.test.", "a.test. 60 192.0.2.66"))))
 	b.holds("wild", "192.0.2.1")
-	b.o.Servers = []netip.Prefix{netip.MustParsePrefix("10.0.0.53/32")}
+	b.o.Believe = func(a netip.Addr) bool { return a == netip.MustParseAddr("10.0.0.53") }
 	b.passed("an answer of a server that is not believed", b.resolve("a.test.", "a.test. 60 192.0.2.66"))
 	b.holds("wild", "192.0.2.1")
 	if s := b.o.Stats(); s.Unasked != 2 || s.Foreign != 1 {
@@ -318,6 +318,87 @@ func TestBounds(t *testing.T) {
 	check(t, b.n)
 }
 
+// TestFloodOfNames lets one pod resolve names without end under the star of a rule that
+// another pod uses (it may ask the same server): the other pod's names stay.
+func TestFloodOfNames(t *testing.T) {
+	b := newBench(t, Config{PerSet: 20, Total: 30})
+	b.n.Watch([]Set{wild, {"every", func(string) bool { return true }}})
+	hostile := netip.MustParseAddrPort("10.244.0.3:40000")
+	from := func(client netip.AddrPort, name, addr string) {
+		b.packet(datagram(t, client, server, ask(t, 7, name)))
+		b.packet(datagram(t, server, client, reply(t, 7, name, name+" 60 "+addr)))
+		b.n.InForce(b.n.changes)
+	}
+	from(pod, "mine.test.", "192.0.2.1")
+	from(pod, "both.test.", "192.0.2.2")
+	from(hostile, "both.test.", "192.0.2.2")
+	from(hostile, "used.test.", "192.0.2.3")
+	for i := range 100 {
+		if i == 50 { // by now there is no room, and a connection goes to one of them
+			if err := b.n.Expire(func([]netip.Addr) (map[netip.Addr]bool, error) {
+				return map[netip.Addr]bool{netip.MustParseAddr("198.51.100.40"): true}, nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		from(hostile, fmt.Sprintf("n%d.test.", i), fmt.Sprintf("198.51.100.%d", i))
+	}
+	for _, name := range []string{"mine.test", "both.test", "n40.test"} {
+		if e, ok := b.n.names.Peek(name); !ok || len(e.sets) != 2 {
+			t.Errorf("%s is out", name)
+		}
+	}
+	if b.n.Stats().Names != 20 {
+		t.Errorf("stats %+v", b.n.Stats())
+	}
+	from(pod, "late.test.", "192.0.2.9")
+	if _, ok := b.n.names.Peek("late.test"); !ok {
+		t.Error("there is no room for a name of the pod that has few")
+	}
+	check(t, b.n)
+	if err := b.n.Expire(func(addrs []netip.Addr) (map[netip.Addr]bool, error) {
+		all := map[netip.Addr]bool{}
+		for _, a := range addrs {
+			all[a] = true
+		}
+		return all, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	from(hostile, "over.test.", "203.0.113.1")
+	if _, ok := b.n.names.Peek("over.test"); ok || b.n.Stats().Refused == 0 {
+		t.Errorf("a name put out one that is in use: %+v", b.n.Stats())
+	}
+	check(t, b.n)
+}
+
+// TestHeldByClient holds back answers of one pod until no more may wait: those of
+// another pod wait all the same.
+func TestHeldByClient(t *testing.T) {
+	b := newBench(t, Config{})
+	b.o.Hold = time.Hour
+	answer := func(client netip.AddrPort, i int) (held bool) {
+		name := fmt.Sprintf("h%d.test.", i)
+		b.packet(datagram(t, client, server, ask(t, uint16(i), name)))
+		crowded := b.o.Stats().Crowded
+		b.o.Packet(datagram(t, server, client, reply(t, uint16(i), name, fmt.Sprintf("%s 60 198.51.%d.%d", name, i/250, i%250))), func() {})
+		return b.o.Stats().Crowded == crowded
+	}
+	hostile := netip.MustParseAddrPort("10.244.0.3:40000")
+	for i := range maxHeldFor {
+		if !answer(hostile, i) {
+			t.Fatalf("answer %d does not wait", i)
+		}
+	}
+	if answer(hostile, maxHeldFor) {
+		t.Error("a pod has more answers waiting than its share")
+	}
+	if !answer(pod, maxHeldFor+1) {
+		t.Error("another pod's answer does not wait")
+	}
+	b.n.InForce(b.n.changes)
+}
+
 // check compares the names with the sets they say they are in, and both with
 // their bounds.
 func check(t *testing.T, n *Names) {
@@ -332,6 +413,15 @@ func check(t *testing.T, n *Names) {
 		}
 	}
 	for s, in := range n.perSet {
+		sole := map[netip.Addr]int{}
+		for _, e := range in.Values() {
+			if len(e.clients) == 1 {
+				sole[e.clients[0]]++
+			}
+		}
+		if !maps.Equal(sole, in.sole) {
+			t.Errorf("set %s counts %v names of one client, it has %v", s, in.sole, sole)
+		}
 		if count[s] != in.Len() || in.Len() > n.cfg.PerSet {
 			t.Errorf("set %s has %d names, %d say that they are in it; at most %d may", s, in.Len(), count[s], n.cfg.PerSet)
 		}

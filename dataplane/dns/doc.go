@@ -20,7 +20,7 @@
 // same transaction number, the same question, not longer ago than askedFor. Each
 // query is answered once. Whoever wants to plant an address has to guess what he
 // would have to guess to fool the pod itself (RFC 5452). The server a pod asks is
-// believed as the pod believes it; Observer's Servers limit whom. Which servers a
+// believed as the pod believes it; Observer's Believe limits whom. Which servers a
 // pod may ask is for policy to say.
 //
 // Of an answer count the A and AAAA records of the name that was asked for, and of
@@ -38,9 +38,12 @@
 // # Bounds
 //
 // A set takes at most PerSet names (1,024), all sets together Total (10,000), a
-// name PerName addresses. One more puts out what was resolved least recently. A pod
-// may have perClient questions open; more put out its own oldest. Names that no
-// set wants are not kept.
+// name PerName addresses. One more puts out, of the client with the most names that
+// nobody else resolved, the one resolved least recently: so a client that resolves
+// very many names puts out its own. Names with an address in use, as far as Expire has
+// found out, stay; where all are in use the new one is not taken in. A client may have
+// perClient questions open; more put out its own oldest. It may have maxHeldFor answers
+// waiting; more go on at once. Names that no set wants are not kept.
 //
 // # What it leaves to you
 //

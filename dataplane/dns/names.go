@@ -1,14 +1,11 @@
 package dns
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
 // Config bounds Names. Zero values mean the defaults.
@@ -55,38 +52,51 @@ type Names struct {
 	news chan struct{} // capacity 1
 
 	mu      sync.Mutex
-	sets    []Set              // sorted by name
-	perSet  map[string]*recent // by set: the names in it, PerSet at most
-	names   *recent            // all of them, Total at most
-	changes uint64             // number of the last change
+	sets    []Set             // sorted by name
+	perSet  map[string]*group // by set: the names in it, PerSet at most
+	names   *group            // all of them, Total at most
+	changes uint64            // number of the last change
 	inForce uint64
 	waiting []waiter
 	unsaved bool
 	evicted uint64
-}
-
-// recent is names in the order they were resolved in.
-type recent = simplelru.LRU[string, *entry]
-
-func newRecent(size int) *recent {
-	r, err := simplelru.NewLRU[string, *entry](size, nil)
-	if err != nil {
-		panic(fmt.Sprintf("dns: %v", err)) // only for sizes that NewNames replaces
-	}
-	return r
+	refused uint64
 }
 
 // entry is a name. It is in at least one set, or was loaded and waits for one.
 type entry struct {
-	name  string
-	sets  []string
-	addrs map[netip.Addr]*address
+	name    string
+	sets    []string
+	addrs   map[netip.Addr]*address
+	clients []netip.Addr // who resolved it, manyClients at most; none if it was loaded
+}
+
+// manyClients is from how many clients on a name is anybody's.
+const manyClients = 4
+
+// sole returns the only client that resolved the name.
+func (e *entry) sole() (c netip.Addr, ok bool) {
+	if len(e.clients) != 1 {
+		return c, false
+	}
+	return e.clients[0], true
+}
+
+// used reports whether a connection went to one of the addresses when Expire looked.
+func (e *entry) used() bool {
+	for _, a := range e.addrs {
+		if a.used {
+			return true
+		}
+	}
+	return false
 }
 
 type address struct {
 	until  time.Time // its TTL has passed
 	again  time.Time // not to be looked at before
 	change uint64    // the one that brought it
+	used   bool      // a connection goes to it, as far as Expire has asked
 }
 
 type waiter struct {
@@ -113,7 +123,7 @@ func NewNames(c Config) *Names {
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}
-	return &Names{cfg: c, news: make(chan struct{}, 1), names: newRecent(c.Total), perSet: map[string]*recent{}}
+	return &Names{cfg: c, news: make(chan struct{}, 1), names: newGroup(c.Total), perSet: map[string]*group{}}
 }
 
 // Watch replaces the sets. What is known already goes into those that want it.
@@ -126,9 +136,9 @@ func (n *Names) Watch(sets []Set) {
 	if slices.EqualFunc(sets, n.sets, func(a, b Set) bool { return a.Name == b.Name }) {
 		return
 	}
-	n.sets, n.perSet = sets, make(map[string]*recent, len(sets))
+	n.sets, n.perSet = sets, make(map[string]*group, len(sets))
 	for _, s := range sets {
-		n.perSet[s.Name] = newRecent(n.cfg.PerSet)
+		n.perSet[s.Name] = newGroup(n.cfg.PerSet)
 	}
 	for _, e := range n.names.Values() {
 		e.sets = nil
@@ -144,10 +154,10 @@ func (n *Names) Wanted() bool {
 	return len(n.sets) > 0
 }
 
-// Learn takes in the addresses a name was resolved to. It returns nil when all of
-// them are in force, or nobody wants the name, or too many wait already; else a
-// channel that is closed when they are.
-func (n *Names) Learn(name string, records []record) <-chan struct{} {
+// Learn takes in the addresses that client resolved a name to. It returns nil when all
+// of them are in force, or nobody wants the name, or there is no room for it, or too
+// many wait already; else a channel that is closed when they are.
+func (n *Names) Learn(client netip.Addr, name string, records []record) <-chan struct{} {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -157,17 +167,18 @@ func (n *Names) Learn(name string, records []record) <-chan struct{} {
 			return nil
 		}
 		if e == nil {
-			e = &entry{name: name, addrs: map[netip.Addr]*address{}}
-			n.add(e)
-		}
-		for _, out := range n.join(e) {
-			n.evicted++
-			if len(out.sets) == 0 {
-				n.forget(out)
+			e = &entry{name: name, addrs: map[netip.Addr]*address{}, clients: []netip.Addr{client}}
+			if !n.add(e) {
+				return nil
 			}
-			n.changed()
+		}
+		n.join(e)
+		if len(e.sets) == 0 {
+			n.forget(e)
+			return nil
 		}
 	}
+	n.askedBy(e, client)
 	for _, s := range e.sets {
 		n.perSet[s].Get(name)
 	}
@@ -202,35 +213,66 @@ func (n *Names) Learn(name string, records []record) <-chan struct{} {
 	return w.done
 }
 
-// add takes in a name that is not known. If there are too many, the one resolved
-// least recently goes.
-func (n *Names) add(e *entry) {
-	if n.names.Len() == n.cfg.Total {
-		_, out, _ := n.names.GetOldest()
+// add takes in a name that is not known. If there are too many, one goes. It reports
+// false if none can.
+func (n *Names) add(e *entry) bool {
+	if n.names.full() {
+		out := n.names.victim(e)
+		if out == nil {
+			n.refused++
+			return false
+		}
 		n.evicted++
 		n.forget(out)
 		n.changed()
 	}
-	n.names.Add(e.name, e)
+	n.names.add(e)
+	return true
 }
 
-// join puts a name that is in no set into those that want it. It returns the names
-// that had to leave one of them, resolved least recently.
-func (n *Names) join(e *entry) (out []*entry) {
+// join puts a name that is in no set into those that want it and have room. A name
+// that has to leave its last set is forgotten.
+func (n *Names) join(e *entry) {
 	for _, s := range n.sets {
 		if !s.Match(e.name) {
 			continue
 		}
 		in := n.perSet[s.Name]
-		if in.Len() == n.cfg.PerSet {
-			_, old, _ := in.RemoveOldest()
-			old.sets = slices.DeleteFunc(old.sets, func(name string) bool { return name == s.Name })
-			out = append(out, old)
+		if in.full() {
+			out := in.victim(e)
+			if out == nil {
+				n.refused++
+				continue
+			}
+			in.remove(out)
+			out.sets = slices.DeleteFunc(out.sets, func(name string) bool { return name == s.Name })
+			n.evicted++
+			if len(out.sets) == 0 {
+				n.forget(out)
+			}
+			n.changed()
 		}
-		in.Add(e.name, e)
+		in.add(e)
 		e.sets = append(e.sets, s.Name)
 	}
-	return out
+}
+
+// askedBy notes that a client resolved a name.
+func (n *Names) askedBy(e *entry, client netip.Addr) {
+	if len(e.clients) >= manyClients || slices.Contains(e.clients, client) {
+		return
+	}
+	groups := []*group{n.names}
+	for _, s := range e.sets {
+		groups = append(groups, n.perSet[s])
+	}
+	for _, g := range groups {
+		g.count(e, -1)
+	}
+	e.clients = append(e.clients, client)
+	for _, g := range groups {
+		g.count(e, 1)
+	}
 }
 
 // evictAddr makes room for an address: the one whose time is over first goes.
@@ -248,9 +290,9 @@ func (n *Names) evictAddr(e *entry) {
 
 func (n *Names) forget(e *entry) {
 	for _, s := range e.sets {
-		n.perSet[s].Remove(e.name)
+		n.perSet[s].remove(e)
 	}
-	n.names.Remove(e.name)
+	n.names.remove(e)
 }
 
 // changed counts a change and announces it.
@@ -313,15 +355,18 @@ func (n *Names) InForce(change uint64) {
 
 // Expire forgets addresses whose time is over, but those that live reports a
 // connection with. live is asked without a lock held, at most once; nil means that
-// there are none. If it fails, nothing is forgotten.
+// there are none. If it fails, nothing is forgotten. Where a bound is reached it also
+// finds out which addresses are in use: their names are not put out.
 func (n *Names) Expire(live func([]netip.Addr) (map[netip.Addr]bool, error)) error {
 	now := n.cfg.Clock()
 	over := func(a *address) bool { return now.After(a.until.Add(n.cfg.Grace)) && !now.Before(a.again) }
 	n.mu.Lock()
 	ask := map[netip.Addr]struct{}{}
 	for _, e := range n.names.Values() {
+		// Where there is no room, one of the names has to go soon.
+		crowded := n.names.full() || slices.ContainsFunc(e.sets, func(s string) bool { return n.perSet[s].full() })
 		for a, d := range e.addrs {
-			if over(d) {
+			if crowded || over(d) {
 				ask[a] = struct{}{}
 			}
 		}
@@ -347,6 +392,7 @@ func (n *Names) Expire(live func([]netip.Addr) (map[netip.Addr]bool, error)) err
 	for _, e := range n.names.Values() {
 		for a, d := range e.addrs {
 			_, asked := ask[a]
+			d.used = used[a]
 			switch {
 			case !asked || !over(d): // learnt anew meanwhile
 			case used[a] && len(e.sets) > 0:
@@ -370,13 +416,14 @@ func (n *Names) Expire(live func([]netip.Addr) (map[netip.Addr]bool, error)) err
 type Stats struct {
 	Sets, Names, Addresses int
 	Evicted                uint64 // names and addresses put out by a bound
+	Refused                uint64 // names not taken in, because all others are in use
 }
 
 // Stats returns how much is known.
 func (n *Names) Stats() Stats {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s := Stats{Sets: len(n.sets), Names: n.names.Len(), Evicted: n.evicted}
+	s := Stats{Sets: len(n.sets), Names: n.names.Len(), Evicted: n.evicted, Refused: n.refused}
 	for _, e := range n.names.Values() {
 		s.Addresses += len(e.addrs)
 	}

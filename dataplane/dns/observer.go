@@ -3,7 +3,7 @@ package dns
 import (
 	"encoding/binary"
 	"net/netip"
-	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,8 +14,10 @@ import (
 // Defaults of an Observer.
 const (
 	DefaultHold = 100 * time.Millisecond
-	// maxHeld is how many answers may wait at once; more go on at once.
-	maxHeld = 1024
+	// maxHeld is how many answers may wait at once, and maxHeldFor how many of one
+	// client; more go on at once.
+	maxHeld    = 1024
+	maxHeldFor = 128
 )
 
 // Observer reads the DNS packets of pods.
@@ -25,14 +27,14 @@ type Observer struct {
 	// Hold is how long an answer waits for its addresses to be in force; 0 means
 	// DefaultHold.
 	Hold time.Duration
-	// Servers are whose answers count; empty means everybody's. The server is the
-	// one that answers: behind a Service the endpoint.
-	Servers []netip.Prefix
+	// Believe reports whether the answers of a server count; nil means that everybody's
+	// do. The server is the one that answers: behind a Service the endpoint.
+	Believe func(server netip.Addr) bool
 	// Clock takes the place of time.Now in tests.
 	Clock func() time.Time
 
 	asked asked
-	held  atomic.Int64
+	held  held
 	count struct{ queries, answers, unasked, foreign, unreadable, waited, late, crowded atomic.Uint64 }
 }
 
@@ -83,16 +85,46 @@ func (o *Observer) Packet(b []byte, release func()) {
 			payload = payload[n:]
 		}
 	}
-	o.release(wait, release)
+	o.release(h.Key.Dst.Netip(), wait, release)
 }
 
-func (o *Observer) release(wait []<-chan struct{}, release func()) {
+// held counts the answers that wait, by client.
+type held struct {
+	mu  sync.Mutex
+	all int
+	of  map[netip.Addr]int
+}
+
+// take reports whether one more may wait.
+func (h *held) take(client netip.Addr) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.all >= maxHeld || h.of[client] >= maxHeldFor {
+		return false
+	}
+	if h.of == nil {
+		h.of = map[netip.Addr]int{}
+	}
+	h.all++
+	h.of[client]++
+	return true
+}
+
+func (h *held) give(client netip.Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.all--
+	if h.of[client]--; h.of[client] == 0 {
+		delete(h.of, client)
+	}
+}
+
+func (o *Observer) release(client netip.Addr, wait []<-chan struct{}, release func()) {
 	if len(wait) == 0 {
 		release()
 		return
 	}
-	if o.held.Add(1) > maxHeld {
-		o.held.Add(-1)
+	if !o.held.take(client) {
 		o.count.crowded.Add(1)
 		release()
 		return
@@ -102,7 +134,7 @@ func (o *Observer) release(wait []<-chan struct{}, release func()) {
 		hold = DefaultHold
 	}
 	go func() {
-		defer o.held.Add(-1)
+		defer o.held.give(client)
 		defer release()
 		over := time.NewTimer(hold)
 		defer over.Stop()
@@ -135,8 +167,7 @@ func (o *Observer) message(k flow.Key, b []byte, wait []<-chan struct{}) []<-cha
 		o.asked.add(k, &m, now())
 		return wait
 	}
-	server := k.Src.Netip()
-	if len(o.Servers) > 0 && !slices.ContainsFunc(o.Servers, func(p netip.Prefix) bool { return p.Contains(server) }) {
+	if o.Believe != nil && !o.Believe(k.Src.Netip()) {
 		o.count.foreign.Add(1)
 		return wait
 	}
@@ -145,7 +176,7 @@ func (o *Observer) message(k flow.Key, b []byte, wait []<-chan struct{}) []<-cha
 		return wait
 	}
 	o.count.answers.Add(1)
-	if w := o.Names.Learn(m.question.name, m.addrs); w != nil {
+	if w := o.Names.Learn(k.Dst.Netip(), m.question.name, m.addrs); w != nil {
 		wait = append(wait, w)
 	}
 	return wait

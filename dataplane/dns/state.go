@@ -103,8 +103,9 @@ func (n *Names) Load(path string) error {
 		if len(e.addrs) == 0 || n.names.Contains(e.name) {
 			continue
 		}
-		n.add(e)
-		n.join(e)
+		if n.add(e) {
+			n.join(e)
+		}
 	}
 	n.changed()
 	n.unsaved = false

@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane/dns"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
 	"github.com/tierwall/tierwall/policy/controller"
@@ -24,7 +28,7 @@ type DNSConfig struct {
 	State   string          `json:"state"`   // file that keeps what was learnt over a restart; "" = none
 	Hold    metav1.Duration `json:"hold"`    // how long an answer waits for its addresses to be in force
 	Grace   metav1.Duration `json:"grace"`   // how long an address stays after its TTL
-	Servers string          `json:"servers"` // prefixes whose answers count, separated by commas; "" = any
+	Servers string          `json:"servers"` // prefixes whose answers count, separated by commas; "" = see docs/dns.md
 }
 
 func defaultDNS() DNSConfig {
@@ -81,35 +85,123 @@ type names struct {
 
 	matchers map[string]func(string) bool // by set; of the controller's goroutine
 	warned   bool
+
+	servers []netip.Prefix // whose answers count, besides those that cluster knows
+	cluster bool           // the cluster's DNS servers count, and its nodes
+	table   atomic.Pointer[classifier.Table]
+	doubted map[netip.Addr]bool // servers that the log has named; of the tap's goroutine
 }
 
 // openNames reads what an earlier run learnt and prepares to learn. A kernel on
 // which DNS cannot be observed is no reason not to run: it is said when a policy
 // names a name.
-func openNames(c DNSConfig, log *slog.Logger) (*names, error) {
-	servers, err := c.servers()
-	if err != nil {
-		return nil, err
-	}
+//
+// In a cluster, with nothing configured, the answers of the cluster's DNS servers count
+// and those of the resolvers that the node itself uses. Elsewhere everybody's do:
+// nothing says which servers are the cluster's.
+func openNames(c DNSConfig, inCluster bool, log *slog.Logger) (*names, error) {
 	grace := c.Grace.Duration
 	if grace == 0 {
 		grace = -1 // none, in that package's words
 	}
 	n := &names{
 		Names:  dns.NewNames(dns.Config{Grace: grace}),
-		config: c, log: log, matchers: map[string]func(string) bool{},
+		config: c, log: log, matchers: map[string]func(string) bool{}, doubted: map[netip.Addr]bool{},
 	}
-	n.observer = &dns.Observer{Names: n.Names, Hold: c.Hold.Duration, Servers: servers}
+	if err := n.believe(&c, inCluster); err != nil {
+		return nil, err
+	}
+	n.observer = &dns.Observer{Names: n.Names, Hold: c.Hold.Duration, Believe: n.trust()}
 	if c.State != "" {
 		if err := n.Load(c.State); err != nil {
 			log.Warn("names learnt by an earlier run are lost", "error", err)
 		}
 	}
+	var err error
 	if n.tap, err = nfqueue.NewTap(nfqueue.TapConfig{Queue: c.Queue, Logger: log.With("component", "dns")}, n.observer.Packet); err != nil {
 		log.Warn("DNS answers cannot be observed here", "error", err)
 		n.tap = nil
 	}
 	return n, nil
+}
+
+// resolverFiles name the servers that a node resolves names with. The first may name
+// only a stub of the second on the node itself.
+var (
+	defaultResolverFiles = []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"}
+	resolverFiles        = defaultResolverFiles
+)
+
+// believe settles whose answers count.
+func (n *names) believe(c *DNSConfig, inCluster bool) (err error) {
+	n.servers, err = c.servers()
+	if n.cluster = inCluster && len(n.servers) == 0; n.cluster {
+		n.servers = nodeResolvers(resolverFiles...)
+	}
+	return err
+}
+
+// trust returns the function that an observer asks about servers; nil where all count.
+func (n *names) trust() func(netip.Addr) bool {
+	if !n.cluster && len(n.servers) == 0 {
+		return nil
+	}
+	return n.believes
+}
+
+// nodeResolvers reads the servers from files in the form of resolv.conf(5).
+func nodeResolvers(files ...string) (list []netip.Prefix) {
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(b)) {
+			fields := strings.Fields(line)
+			if len(fields) < 2 || fields[0] != "nameserver" {
+				continue
+			}
+			if a, err := netip.ParseAddr(fields[1]); err == nil && !a.IsLoopback() {
+				a = a.Unmap().WithZone("")
+				list = append(list, netip.PrefixFrom(a, a.BitLen()))
+			}
+		}
+	}
+	return list
+}
+
+// maxDoubted bounds how many servers the log names.
+const maxDoubted = 64
+
+// believes reports whether the answers of a server count. The tap's goroutine calls it.
+func (n *names) believes(server netip.Addr) bool {
+	if slices.ContainsFunc(n.servers, func(p netip.Prefix) bool { return p.Contains(server) }) || n.cluster && n.ofCluster(server) {
+		return true
+	}
+	if !n.doubted[server] && len(n.doubted) < maxDoubted {
+		n.doubted[server] = true
+		n.log.Warn("answers of a DNS server are not believed: rules by name learn nothing from them", "server", server,
+			"hint", "if its answers may open what rules name, add it to dns.servers")
+	}
+	return false
+}
+
+// ofCluster reports whether a server is a pod of the cluster's DNS Service, or runs on a
+// node itself, as caches of nodes do: those have a link-local address or the node's.
+func (n *names) ofCluster(server netip.Addr) bool {
+	if server.IsLinkLocalUnicast() {
+		return true
+	}
+	t := n.table.Load()
+	if t == nil {
+		return false
+	}
+	a := flow.AddrFrom(server)
+	if t.IsNode(a) {
+		return true
+	}
+	e := t.Endpoint(a)
+	return e != nil && (e.Namespace == "kube-system" && e.Labels["k8s-app"] == "kube-dns" || e.Namespace == "openshift-dns")
 }
 
 // Fill implements controller.Learner.
@@ -153,6 +245,7 @@ type namesPublisher struct {
 
 // Publish implements controller.Publisher.
 func (p namesPublisher) Publish(t *classifier.Table, report *classifier.Report) error {
+	p.names.table.Store(t)
 	if p.names.tap != nil {
 		var pods []netip.Addr
 		if p.names.Wanted() {

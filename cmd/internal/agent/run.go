@@ -134,7 +134,7 @@ func (d *daemon) open() error {
 		RingSize:  ringSize(d.backends),
 		AuditAll:  d.cfg.Audit.All, AuditDenies: d.cfg.Audit.Denies, Logger: d.log,
 	})
-	if d.learner, err = openNames(d.cfg.DNS, d.log); err != nil {
+	if d.learner, err = openNames(d.cfg.DNS, d.cfg.Kubernetes.Enabled, d.log); err != nil {
 		return errors.Join(err, d.close())
 	}
 	if !d.cfg.Audit.anywhere() {

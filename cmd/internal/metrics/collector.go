@@ -143,7 +143,7 @@ var all = []*prometheus.Desc{
 	auditReaders, auditSlow, verdicts, ruleHits,
 	generation, policyObjects, policyRules, policyIsolate, policyPods, policyErrors, policyWarnings, refusedObjects, lastAttempt, lastSuccess,
 	sourceSynced, sourceSnapshot, sourceObjects, sourceRequests, sourceErrors, sourceLists, sourceEvents, sourceContact, notUnderstood,
-	dnsSets, dnsNames, dnsAddresses, dnsEvicted, dnsMessages, dnsHeld,
+	dnsSets, dnsNames, dnsAddresses, dnsEvicted, dnsRefused, dnsMessages, dnsHeld,
 }
 
 // Describe implements prometheus.Collector.

@@ -131,7 +131,7 @@ func hit(kind, ns, name string, index int, rule, verdict string, packets uint64)
 }
 
 var fakeNames = Names{
-	Known:    dns.Stats{Sets: 8001, Names: 8002, Addresses: 8003, Evicted: 8004},
+	Known:    dns.Stats{Sets: 8001, Names: 8002, Addresses: 8003, Evicted: 8004, Refused: 8005},
 	Observed: dns.ObserverStats{Queries: 8005, Answers: 8006, Unasked: 8007, Foreign: 8008, Unreadable: 8009, Waited: 8010, Late: 8011, Crowded: 8012},
 }
 

@@ -13,7 +13,8 @@ var (
 	dnsNames     = desc("dns_names", "DNS names known with their addresses.")
 	dnsAddresses = desc("dns_addresses", "Addresses known behind DNS names, once for each name.")
 	dnsEvicted   = desc("dns_evictions_total", "DNS names and addresses forgotten because there were too many.")
-	dnsMessages  = desc("dns_messages_total", "DNS messages of policed pods, by kind: query, answer, unasked (an answer nobody waited for), foreign (of a server not in dns.servers), unreadable. Only answers teach addresses; all pass.", "kind")
+	dnsRefused   = desc("dns_names_refused_total", "DNS names not taken in, because there were too many and all of them in use.")
+	dnsMessages  = desc("dns_messages_total", "DNS messages of policed pods, by kind: query, answer, unasked (an answer nobody waited for), foreign (of a server that is not believed), unreadable. Only answers teach addresses; all pass.", "kind")
 	dnsHeld      = desc("dns_answers_held_total", "Answers with new addresses, by whether they waited until these were in force: in-force, late (went on after dns.hold, before that), crowded (too many waited).", "result")
 )
 
@@ -23,6 +24,7 @@ func (c *Collector) names(s sink, n Names) {
 	s.gauge(dnsNames, float64(n.Known.Names))
 	s.gauge(dnsAddresses, float64(n.Known.Addresses))
 	s.counter(dnsEvicted, n.Known.Evicted)
+	s.counter(dnsRefused, n.Known.Refused)
 	o := &n.Observed
 	s.counter(dnsMessages, o.Queries, "query")
 	s.counter(dnsMessages, o.Answers, "answer")
