@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/diag"
@@ -112,7 +113,7 @@ func jobLabels(name string) func(string, int) map[string]string {
 // workloadOf returns what made a pod.
 func (b *builder) workloadOf(meta *metav1.ObjectMeta) Workload {
 	c := metav1.GetControllerOfNoCopy(meta)
-	if c == nil {
+	if c == nil || !namesObject(c) {
 		if b.orphans == nil {
 			b.orphans = map[podName]bool{}
 		}
@@ -125,6 +126,12 @@ func (b *builder) workloadOf(meta *metav1.ObjectMeta) Workload {
 		}
 	}
 	return Workload{c.Kind, c.Name}
+}
+
+// namesObject reports whether an owner reference may name an object: the API server
+// takes any text for kind and name, and answers have both.
+func namesObject(c *metav1.OwnerReference) bool {
+	return len(validation.IsDNS1123Subdomain(c.Name)) == 0 && len(validation.IsDNS1035Label(strings.ToLower(c.Kind))) == 0
 }
 
 // makePods finds out which pods belong to which workload, and makes those of the

@@ -121,6 +121,17 @@ func TestPodsOfADumpAreNotMadeTwice(t *testing.T) {
 	}
 }
 
+// TestOwnersThatCannotExist: the API server takes any text in an owner reference, but
+// answers name the workload.
+func TestOwnersThatCannotExist(t *testing.T) {
+	for _, owner := range []string{`{apiVersion: v1, kind: X, name: "a\n\e[2J", uid: u, controller: true}`, `{apiVersion: v1, kind: "=X|", name: a, uid: u, controller: true}`} {
+		s, _ := workloads(t, strings.Replace(object("Pod", "own", ""), "namespace: shop", "namespace: shop, ownerReferences: ["+owner+"]", 1))
+		if got, want := names(s), []string{"Pod/own:own"}; !slices.Equal(got, want) {
+			t.Errorf("%s: got %q, want %q", owner, got, want)
+		}
+	}
+}
+
 // TestMadeUpAddressesStay: what is added beside a workload does not move it.
 func TestMadeUpAddressesStay(t *testing.T) {
 	web := object("Deployment", "web", "spec: {selector: {matchLabels: {app: web}}, "+template+"}")
