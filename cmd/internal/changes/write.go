@@ -122,8 +122,8 @@ func WriteMarkdown(w io.Writer, d *assure.Diff, weighed bool) (assure.Summary, e
 		fmt.Fprintf(&b, "\n<details><summary>%d more</summary><table>", len(rest))
 		for i := range rest {
 			g := &rest[i]
-			r := fmt.Sprintf("<tr><td>%s</td><td>%s → %s</td><td>%s</td><td>%s</td><td>%s</td></tr>", g.Kind, html.EscapeString(names.Name(g.From, g.To)),
-				html.EscapeString(names.Name(g.To, g.From)), html.EscapeString(g.Ports+g.note(weighed)), html.EscapeString(By(&g.Before)), html.EscapeString(By(&g.After)))
+			r := fmt.Sprintf("<tr><td>%s</td><td>%s → %s</td><td>%s</td><td>%s</td><td>%s</td></tr>", g.Kind, text(names.Name(g.From, g.To)),
+				text(names.Name(g.To, g.From)), text(g.Ports+g.note(weighed)), text(By(&g.Before)), text(By(&g.After)))
 			if b.Len()+len(r) > maxBytes {
 				fmt.Fprintf(&b, "<tr><td colspan=5>and %d more: see the JSON of the run</td></tr>", len(rest)-i)
 				break
@@ -137,18 +137,25 @@ func WriteMarkdown(w io.Writer, d *assure.Diff, weighed bool) (assure.Summary, e
 		names []string
 	}{{"Only in the new state, not compared", d.Added}, {"Only in the old state, not compared", d.Removed}} {
 		if len(l.names) > 0 {
-			fmt.Fprintf(&b, "\n%s: %s\n", l.title, cell(some(l.names, 20)))
+			fmt.Fprintf(&b, "\n%s: %s\n", l.title, cell(cli.Escape(some(l.names, 20))))
 		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return sum, err
 }
 
-// cell escapes what Markdown would read as markup in a table: names of policies and
-// labels come from files.
+// cell escapes what Markdown and its readers take for markup in a table: names of
+// rules and workloads come from files.
 func cell(s string) string {
-	s = html.EscapeString(strings.Join(strings.Fields(s), " "))
-	return strings.NewReplacer("|", "\\|", "*", "\\*", "_", "\\_", "`", "\\`", "[", "\\[", "]", "\\]", "@", "&#64;").Replace(s)
+	return strings.NewReplacer(`\`, `\\`, "|", `\|`, "*", `\*`, "_", `\_`, "`", "\\`", "[", `\[`, "]", `\]`, "~", `\~`).Replace(text(s))
+}
+
+// text escapes HTML, and what code hosts make of plain text: mentions of people and
+// of issues, and links.
+func text(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	s = strings.NewReplacer("@", "@\u200b", "#", "#\u200b", "://", ":\u200b//", "www.", "www\u200b.").Replace(s) // a blank of no width
+	return html.EscapeString(s)
 }
 
 // WriteJSON writes every change as it is found: a diff may be long.
@@ -205,21 +212,34 @@ func WriteCSV(w io.Writer, d *assure.Diff) (assure.Summary, error) {
 		if c.SourcePorts != nil {
 			what += " from port " + rangeText(*c.SourcePorts)
 		}
-		_ = out.Write([]string{
+		_ = out.Write(fields(
 			typ, c.From, c.To, connections(what, &c.Before), connections(what, &c.After), "",
-			strconv.Itoa(c.Family), c.Before.Verdict, deciders(&c.Before), cli.Escape(c.Before.Rule), c.After.Verdict, deciders(&c.After), cli.Escape(c.After.Rule), strconv.FormatUint(c.Seen, 10),
-		})
+			strconv.Itoa(c.Family), c.Before.Verdict, deciders(&c.Before), c.Before.Rule, c.After.Verdict, deciders(&c.After), c.After.Rule, strconv.FormatUint(c.Seen, 10),
+		))
 	}
 	for _, l := range []struct {
 		names      []string
 		typ, where string
 	}{{d.Added, "added", "workload %s added"}, {d.Removed, "removed", "workload %s removed"}} {
 		for _, n := range l.names {
-			_ = out.Write(append([]string{l.typ, n, "", "", "", fmt.Sprintf(l.where, n)}, make([]string, 8)...))
+			_ = out.Write(fields(append([]string{l.typ, n, "", "", "", fmt.Sprintf(l.where, n)}, make([]string, 8)...)...))
 		}
 	}
 	out.Flush()
 	return sum, out.Error()
+}
+
+// fields makes values fit for a spreadsheet: one line each, and none that it would
+// run as a formula.
+func fields(values ...string) []string {
+	for i, v := range values {
+		v = cli.Escape(v)
+		if v != "" && strings.ContainsRune("=+-@", rune(v[0])) {
+			v = "'" + v
+		}
+		values[i] = v
+	}
+	return values
 }
 
 // deciders are the policies that decide, for a field: all that isolate (X-65).

@@ -32,6 +32,10 @@ func (r *Result) policyPlace() string {
 	return fmt.Sprintf("%s:%d", r.PolicyFile, r.PolicyLine)
 }
 
+// printable is the result for people: every string is one line without control
+// characters.
+func (r *Result) printable() *Result { p := cli.EscapeAll(*r); return &p }
+
 // chain is the story of a failure.
 func (r *Result) chain(s cli.Style) string {
 	if r.explanation == nil {
@@ -49,8 +53,7 @@ func (r *Result) chain(s cli.Style) string {
 func WriteText(w io.Writer, s cli.Style, res *Results, all bool) error {
 	var b strings.Builder
 	for i := range res.Tests {
-		printable := cli.EscapeAll(res.Tests[i])
-		r := &printable
+		r := res.Tests[i].printable()
 		if r.OK {
 			if all {
 				fmt.Fprintf(&b, "%s  %s:%d  %s  %s\n", s.Green("ok  "), r.File, r.Line, r.Name, s.Dim(r.by()))
@@ -76,7 +79,7 @@ func WriteTAP(w io.Writer, res *Results) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "TAP version 14\n1..%d\n", len(res.Tests))
 	for i := range res.Tests {
-		r := &res.Tests[i]
+		r := res.Tests[i].printable()
 		state := "ok"
 		if !r.OK {
 			state = "not ok"
@@ -147,7 +150,7 @@ type (
 func WriteJUnit(w io.Writer, res *Results) error {
 	out := junitSuites{Name: "tierwall", Tests: len(res.Tests), Failures: res.Failed}
 	for i := range res.Tests {
-		r := &res.Tests[i]
+		r := res.Tests[i].printable()
 		n := len(out.Suites)
 		if n == 0 || out.Suites[n-1].Name != r.File {
 			out.Suites = append(out.Suites, junitSuite{Name: r.File, Time: "0"})
@@ -193,7 +196,8 @@ func WriteSARIF(w io.Writer, res *Results, version string) error {
 		if r.PolicyFile == "" {
 			at, also = *also, nil
 		}
-		log.Add("TW900", fmt.Sprintf("%s: %s: %s: %s (%s:%d)", r.Name, r.Why, r.Connection, r.by(), r.File, r.Line), at, also)
+		p := r.printable()
+		log.Add("TW900", fmt.Sprintf("%s: %s: %s: %s (%s:%d)", p.Name, p.Why, p.Connection, p.by(), p.File, p.Line), at, also)
 	}
 	return log.Write(w)
 }

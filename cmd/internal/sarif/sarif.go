@@ -76,8 +76,10 @@ type (
 	}
 )
 
-// Add adds a finding of a rule. also may be nil.
+// Add adds a finding of a rule. also may be nil. The message is plain text: what
+// its readers would make a link of (section 3.11.6) is taken apart.
 func (l *Log) Add(ruleID, message string, at Place, also *Place) {
+	message = strings.ReplaceAll(message, "](", "] (")
 	i := slices.IndexFunc(l.rules, func(r Rule) bool { return r.ID == ruleID })
 	sum := sha256.Sum256([]byte(ruleID + "\x00" + at.File + "\x00" + message))
 	r := result{
@@ -113,7 +115,7 @@ func uri(path string) string {
 	if strings.HasPrefix(path, "/") {
 		return (&url.URL{Scheme: "file", Path: path}).String()
 	}
-	return (&url.URL{Path: path}).EscapedPath()
+	return (&url.URL{Path: path}).String() // "./" before a first part with a colon
 }
 
 // Write writes the log.
