@@ -179,6 +179,22 @@ func TestNetworks(t *testing.T) {
 	})
 }
 
+// A staged rule for pods goes before the staged rule for networks behind it, as it
+// will when both are enforced.
+func TestStagedNetworksBehindStagedPods(t *testing.T) {
+	const w = "namespace x\nnode n1 192.0.2.1\npod x/a app=a\n"
+	rules := func(first string) string {
+		return "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [" + first + "{action: Deny, to: [{networks: [0.0.0.0/0]}]}]}"
+	}
+	staged := func(spec string) string {
+		return strings.Replace(cnp("p", spec), "name: p", "name: p, annotations: {tierwall.io/stage: audit}", 1)
+	}
+	each(t, w, [][3]string{
+		{"pods come first", staged(rules("{action: Deny, to: [{namespaces: {}}]}, ")), ""},
+		{"networks alone", staged(rules("")), "ClusterNetworkPolicy p (policy.networking.k8s.io): spec.egress[0].to: network 0.0.0.0/0 covers addresses of pods"},
+	})
+}
+
 // DNS cut by rules rather than by isolation.
 func TestDNSCutByRules(t *testing.T) {
 	const cut = "reach a DNS server"

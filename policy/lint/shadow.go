@@ -53,7 +53,7 @@ func (c *checker) before(i int, r *rule.Rule) *rule.Rule {
 // deciding.
 func (c *checker) hides(q *rule.Rule, at int, r *rule.Rule) bool {
 	switch {
-	case q.Stage != rule.Enforce:
+	case q.Stage != rule.Enforce && r.Stage == rule.Enforce:
 		return false
 	case q.Action == rule.Skip && !q.Skip.Has(r.Order.Band):
 		return false
