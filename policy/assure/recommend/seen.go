@@ -1,0 +1,433 @@
+package recommend
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/assure"
+)
+
+// End is an end of a connection as a log has it.
+type End struct {
+	Namespace, Pod string // "" for an address that no pod had
+	Labels         map[string]string
+	Addr           netip.Addr
+	Node           string // the pod's node, or the node that has the address
+	Service        bool   // the address is a Service's
+}
+
+func (e *End) name() string {
+	if e.Pod != "" {
+		return e.Namespace + "/" + e.Pod
+	}
+	return e.Addr.String()
+}
+
+// Connection is one decision of a log.
+type Connection struct {
+	From, To      End
+	Proto         flow.Proto
+	SrcPort, Port uint16 // Port is type<<8|code for ICMP
+	Allowed       bool   // the connection was admitted; else it was refused
+	// BySource is set for a decision of the node that decides for the source: a
+	// connection between two nodes has one of either node.
+	BySource bool
+	// Answer is set for a TCP packet that opens nothing: it bears an ACK.
+	Answer bool
+	Time   time.Time
+	Count  uint64 // packets
+	// Names are the DNS names by which a rule let the connection pass.
+	Names []string
+}
+
+// Bounds of what is remembered of a log.
+const (
+	// maxConnections bounds different connections. Beyond it outside addresses are
+	// widened to prefixes, at last to everything.
+	maxConnections = 1 << 20
+	maxUncovered   = 1000   // different connections listed as not covered
+	maxNames       = 100000 // names of pods that the manifests do not have
+)
+
+// widths are the prefix lengths outside addresses are widened to, by step.
+var widths = [...][2]int{{32, 128}, {24, 64}, {16, 48}, {8, 32}, {0, 0}}
+
+// Seen are connections that were seen, of some pods.
+type Seen struct {
+	world    *assure.World
+	groups   *groups
+	units    []*group                // chosen, in order
+	subjects map[*rule.Endpoint]bool // pods that policies for them select
+
+	pods     map[[2]string]*rule.Endpoint
+	nodeOf   map[netip.Addr]string
+	gone     map[[2]string]*rule.Endpoint // pods of the log that the manifests do not have
+	taken    map[string]map[string]bool   // by workload: those names
+	ends     []seenEnd
+	ids      map[seenEnd]int32
+	conns    map[connKey]*tally
+	step     int // of widths
+	limit    int // of conns; maxConnections
+	uncover  map[uncoveredKey]*Uncovered
+	more     uint64
+	answers  uint64
+	local    uint64 // from a node to its own pods
+	total    uint64 // decisions given to Add
+	relevant uint64 // of those, about the chosen
+	unknown  map[string]bool
+	known    uint64 // ends that are pods of the manifests
+}
+
+// seenEnd is a pod of the manifests, or addresses.
+type seenEnd struct {
+	pod    *rule.Endpoint
+	prefix netip.Prefix
+	node   string
+}
+
+type connKey struct {
+	from, to int32
+	proto    flow.Proto
+	is4      bool
+	port     uint16
+}
+
+// tally counts decisions of one kind of connection.
+type tally struct {
+	allowed, denied [2]uint64 // by the destination's node, by the source's
+	names           []string
+}
+
+// count is how many connections there were: what both ends' nodes recorded is the
+// same connections.
+func (t *tally) count() uint64 { return max(t.allowed[0], t.allowed[1]) }
+
+// passed reports whether connections came through: where the destination's node
+// has refused all it has seen, none did.
+func (t *tally) passed() bool {
+	return t.count() > 0 && (t.allowed[0] > 0 || t.denied[0] == 0)
+}
+
+func (t *tally) refused() uint64 { return max(t.denied[0], t.denied[1]) }
+
+// NewSeen prepares to count the connections of the pods chosen.
+func NewSeen(w *assure.World, chosen []*rule.Endpoint) *Seen {
+	s := &Seen{
+		world: w, groups: newGroups(w), subjects: map[*rule.Endpoint]bool{}, pods: map[[2]string]*rule.Endpoint{}, nodeOf: map[netip.Addr]string{},
+		gone: map[[2]string]*rule.Endpoint{}, taken: map[string]map[string]bool{}, ids: map[seenEnd]int32{}, conns: map[connKey]*tally{},
+		limit: maxConnections, uncover: map[uncoveredKey]*Uncovered{}, unknown: map[string]bool{},
+	}
+	for _, e := range w.Pods() {
+		s.pods[[2]string{e.Namespace, e.Name}] = e
+	}
+	nodes := w.Table.World().Nodes
+	for i := range nodes {
+		for _, a := range nodes[i].Addrs {
+			s.nodeOf[a] = nodes[i].Name
+		}
+	}
+	for _, e := range chosen {
+		u := s.groups.of[e]
+		if u == nil || slices.Contains(s.units, u) {
+			continue
+		}
+		s.units = append(s.units, u)
+		s.groups.reduce(u)
+		for _, p := range u.matched {
+			if !p.HostNetwork {
+				s.subjects[p] = true
+			}
+		}
+	}
+	slices.SortFunc(s.units, func(a, b *group) int {
+		return cmp.Or(strings.Compare(a.title, b.title), strings.Compare(a.name, b.name))
+	})
+	return s
+}
+
+// Reasons not to cover a connection.
+const (
+	WhyUnknownPod = "the manifests have neither the pod nor a workload that it belongs to"
+	WhyFamily     = "the pod has no address of this family in the manifests"
+	WhyHost       = "the pod is on the host network, where no policy selects pods"
+	WhyDenied     = "it was denied"
+)
+
+// Verdict is what Add makes of a connection.
+type Verdict uint8
+
+// Verdicts. What is not Counted is no connection to replay.
+const (
+	Counted Verdict = iota
+	Irrelevant
+	Uncoverable
+	Refused
+	AnswerOnly
+)
+
+// Add counts a connection. from and to are the pods that stand for its ends, nil
+// for addresses.
+func (s *Seen) Add(c *Connection) (v Verdict, from, to *rule.Endpoint) {
+	s.total++
+	return s.judge(c, true)
+}
+
+// Judge says of a connection what Add said, without counting it; after all were
+// added it also knows which were refused elsewhere, and which were answers.
+func (s *Seen) Judge(c *Connection) (v Verdict, from, to *rule.Endpoint) { return s.judge(c, false) }
+
+func (s *Seen) judge(c *Connection, count bool) (v Verdict, from, to *rule.Endpoint) {
+	a, whyA := s.resolve(&c.From, c)
+	b, whyB := s.resolve(&c.To, c)
+	from, to = a.pod, b.pod
+	if !(from != nil && s.subjects[from]) && !(to != nil && s.subjects[to]) {
+		if count && (whyA == WhyHost && s.hosted(&c.From) || whyB == WhyHost && s.hosted(&c.To)) {
+			s.refuse(c, WhyHost)
+		}
+		if !(whyA == WhyUnknownPod && s.ours(&c.From)) && !(whyB == WhyUnknownPod && s.ours(&c.To)) {
+			return Irrelevant, from, to
+		}
+	}
+	if count {
+		s.relevant++
+	}
+	for _, why := range []string{whyA, whyB} {
+		if why == WhyUnknownPod || why == WhyFamily {
+			if count {
+				s.refuse(c, why)
+			}
+			return Uncoverable, from, to
+		}
+	}
+	if from == to && from != nil {
+		return Irrelevant, from, to // to itself: no policy decides it
+	}
+	if to != nil && a.node != "" && a.node == to.Node {
+		if count {
+			s.local++
+		}
+		return Irrelevant, from, to // a node reaches its own pods whatever policies say
+	}
+	if s.isAnswer(c, a, b) {
+		if count {
+			s.answers++
+		}
+		return AnswerOnly, from, to
+	}
+	k := s.key(a, b, c)
+	t := s.conns[k]
+	if !count {
+		if t == nil || c.Allowed && !t.passed() {
+			return Refused, from, to
+		}
+		return Counted, from, to
+	}
+	if t == nil {
+		if len(s.conns) >= s.limit && s.step+1 < len(widths) {
+			s.widen()
+			k = s.key(a, b, c)
+		}
+		if t = s.conns[k]; t == nil {
+			t = &tally{}
+			s.conns[k] = t
+		}
+	}
+	side := 0
+	if c.BySource {
+		side = 1
+	}
+	if c.Allowed {
+		t.allowed[side]++
+		for _, n := range c.Names {
+			if !slices.Contains(t.names, n) {
+				t.names = append(t.names, n)
+			}
+		}
+	} else {
+		t.denied[side]++
+	}
+	return Counted, from, to
+}
+
+// isAnswer reports whether a packet belongs to a connection in the other direction
+// that has been seen: an answer that came when the connection was forgotten. Only
+// packets to ports that clients have, from a port that the other side was asked at,
+// are answers.
+func (s *Seen) isAnswer(c *Connection, a, b seenEnd) bool {
+	if c.Proto != flow.UDP && !(c.Proto == flow.TCP && c.Answer) || c.Port < 1024 || c.SrcPort == 0 || c.SrcPort >= c.Port {
+		return false
+	}
+	k := s.key(b, a, &Connection{From: c.To, To: c.From, Proto: c.Proto, Port: c.SrcPort})
+	t := s.conns[k]
+	return t != nil && t.passed()
+}
+
+func (s *Seen) key(a, b seenEnd, c *Connection) connKey {
+	return connKey{s.id(a), s.id(b), c.Proto, c.From.Addr.Unmap().Is4(), c.Port}
+}
+
+func (s *Seen) id(e seenEnd) int32 {
+	if e.pod == nil {
+		bits := widths[s.step][1]
+		if e.prefix.Addr().Is4() {
+			bits = widths[s.step][0]
+		}
+		if e.node == "" && e.prefix.Bits() > bits {
+			e.prefix = netip.PrefixFrom(e.prefix.Addr(), bits).Masked()
+		}
+	}
+	id, ok := s.ids[e]
+	if !ok {
+		id = int32(len(s.ends))
+		s.ends = append(s.ends, e)
+		s.ids[e] = id
+	}
+	return id
+}
+
+// widen takes outside addresses together to wider prefixes, so that fewer
+// connections differ.
+func (s *Seen) widen() {
+	for len(s.conns) > s.limit/2 && s.step+1 < len(widths) {
+		s.step++
+		ends, conns := s.ends, s.conns
+		s.ends, s.ids, s.conns = nil, map[seenEnd]int32{}, make(map[connKey]*tally, len(conns)/2)
+		for k, t := range conns {
+			k.from, k.to = s.id(ends[k.from]), s.id(ends[k.to])
+			old := s.conns[k]
+			if old == nil {
+				s.conns[k] = t
+				continue
+			}
+			for side := range t.allowed {
+				old.allowed[side] += t.allowed[side]
+				old.denied[side] += t.denied[side]
+			}
+			for _, n := range t.names {
+				if !slices.Contains(old.names, n) {
+					old.names = append(old.names, n)
+				}
+			}
+		}
+	}
+}
+
+// resolve finds what stands for an end today. A pod that is gone is one of its
+// workload, told by labels or by its name.
+func (s *Seen) resolve(e *End, c *Connection) (seenEnd, string) {
+	addr := e.Addr.Unmap()
+	outside := seenEnd{prefix: netip.PrefixFrom(addr, addr.BitLen()), node: e.Node}
+	if e.Pod == "" {
+		if outside.node == "" {
+			outside.node = s.nodeOf[addr]
+		}
+		return outside, ""
+	}
+	pod := s.pods[[2]string{e.Namespace, e.Pod}]
+	if pod == nil {
+		pod = s.standIn(e)
+	}
+	switch {
+	case pod == nil:
+		return outside, WhyUnknownPod
+	case pod.HostNetwork:
+		return outside, WhyHost
+	}
+	s.known++
+	if _, ok := pod.Addr(addr.Is4()); !ok {
+		return seenEnd{pod: pod}, WhyFamily
+	}
+	return seenEnd{pod: pod}, ""
+}
+
+// standIn finds a pod of today for one that is gone.
+func (s *Seen) standIn(e *End) *rule.Endpoint {
+	k := [2]string{e.Namespace, e.Pod}
+	pod, ok := s.gone[k]
+	if ok {
+		return pod
+	}
+	if len(e.Labels) > 0 {
+		if i := slices.IndexFunc(s.groups.byNS[e.Namespace], func(p *rule.Endpoint) bool { return contains(p.Labels, e.Labels) }); i >= 0 {
+			pod = s.groups.byNS[e.Namespace][i]
+		}
+	}
+	if pod == nil {
+		for _, u := range s.groups.list {
+			if u.namespace == e.Namespace && madeBy(e.Pod, u) {
+				pod = u.pods[0]
+				break
+			}
+		}
+	}
+	if len(s.gone) < maxNames {
+		s.gone[k] = pod
+		if pod != nil {
+			title := s.groups.of[pod].title
+			if s.taken[title] == nil {
+				s.taken[title] = map[string]bool{}
+			}
+			s.taken[title][e.Pod] = true
+		}
+	}
+	if pod == nil && len(s.unknown) < maxNames {
+		s.unknown[e.name()] = true
+	}
+	return pod
+}
+
+func contains(labels, want map[string]string) bool {
+	for k, v := range want {
+		if got, ok := labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// madeBy reports whether a pod has a name that the controllers give the pods of a
+// workload: Deployments put two random parts behind theirs, StatefulSets a number,
+// the others one random part.
+func madeBy(pod string, u *group) bool {
+	rest, ok := strings.CutPrefix(pod, u.name+"-")
+	if !ok {
+		return false
+	}
+	parts := strings.Split(rest, "-")
+	switch u.kind {
+	case "Deployment":
+		return len(parts) == 2 && random(parts[0], 6, 10) && random(parts[1], 5, 5)
+	case "StatefulSet":
+		return len(parts) == 1 && number(parts[0])
+	case "CronJob":
+		return len(parts) == 2 && number(parts[0]) && random(parts[1], 5, 5)
+	case "DaemonSet", "ReplicaSet", "Job", "ReplicationController":
+		return len(parts) == 1 && random(parts[0], 5, 5)
+	}
+	return false
+}
+
+// random reports whether s may be a part of a name that Kubernetes makes: no
+// vowels, and no digits that look like letters.
+func random(s string, least, most int) bool {
+	return len(s) >= least && len(s) <= most && strings.Trim(s, "bcdfghjklmnpqrstvwxz2456789") == ""
+}
+
+func number(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
+
+// ours reports whether a pod that is not in the manifests may be one of the
+// chosen workloads': it is of their namespace.
+func (s *Seen) ours(e *End) bool {
+	return slices.ContainsFunc(s.units, func(u *group) bool { return u.namespace == e.Namespace })
+}
+
+// hosted reports whether a pod on the host network is one of the chosen.
+func (s *Seen) hosted(e *End) bool {
+	pod := s.pods[[2]string{e.Namespace, e.Pod}]
+	return pod != nil && slices.Contains(s.units, s.groups.of[pod])
+}
