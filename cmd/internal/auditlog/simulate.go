@@ -122,7 +122,7 @@ func (s *Simulation) Add(ev Event) {
 	case !ok:
 		s.why[whyNoFlow]++
 		return
-	case isICMPError(&key):
+	case IsICMPError(&key):
 		s.why[whyICMP]++
 		return
 	}
@@ -165,8 +165,8 @@ func byAll(ev *Event, verdict string) string {
 	return strings.Join(slices.Compact(parts), "; ")
 }
 
-// isICMPError reports whether the key is an ICMP error's (RFC 792, RFC 4443 §2.1).
-func isICMPError(k *flow.Key) bool {
+// IsICMPError reports whether the key is an ICMP error's (RFC 792, RFC 4443 §2.1).
+func IsICMPError(k *flow.Key) bool {
 	typ := k.DstPort >> 8
 	switch k.Proto {
 	case flow.ICMP:
