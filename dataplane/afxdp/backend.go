@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -34,6 +35,8 @@ type Backend struct {
 
 	host hostSet
 	ends tunnel.Set
+	// unattached are devices that judge nothing and should, see Unjudged.
+	unattached atomic.Pointer[[]string]
 	// Everything below is used on the namespace thread only.
 	thread   *nsThread
 	nl       *netlink.Handle

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -105,11 +106,18 @@ func (b *Backend) refresh() error {
 			b.log.Info("device released", "device", d.name, "ifindex", index)
 		}
 	}
+	var failed []string
 	for index, pl := range p.places {
 		if err := b.attach(index, pl); err != nil {
 			errs = append(errs, fmt.Errorf("device %s: %w", pl.link.Attrs().Name, err))
+			// Elsewhere the later hook judges what no program has seen.
+			if b.config.Strict || pl.guard.Bridge != 0 {
+				failed = append(failed, pl.link.Attrs().Name)
+			}
 		}
 	}
+	slices.Sort(failed)
+	b.unattached.Store(&failed)
 	for index := range b.behind {
 		if b.scene.links[index] == nil {
 			delete(b.behind, index)
@@ -121,6 +129,16 @@ func (b *Backend) refresh() error {
 	}
 	errs = append(errs, b.refreshExits(b.scene), b.refreshUplinks(b.scene))
 	return errors.Join(errs...)
+}
+
+// Unjudged lists devices of pods that our programs could not be put on, where nobody
+// else judges their packets: all of them without a later hook, and ports of a bridge. Any
+// goroutine may call it.
+func (b *Backend) Unjudged() (devices []string, why error) {
+	if p := b.unattached.Load(); p != nil && len(*p) > 0 {
+		return *p, fmt.Errorf("packets of pods are not judged: no program could be put on %s; the log says why", strings.Join(*p, ", "))
+	}
+	return nil, nil
 }
 
 // podDevices are those that the guard has as pods'.

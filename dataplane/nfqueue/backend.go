@@ -59,6 +59,11 @@ type Backend struct {
 	// Where pods are, by the last table.
 	locals   []netip.Addr
 	prefixes []netip.Prefix
+	// Bridges of pods, if the backend is to judge what passes from port to port there.
+	judgeBridges bool
+	podBridges   []netlink.Link
+	openBridges  []string // that could not be switched on
+	openWhy      error
 
 	fw      *firewall
 	stats   dataplane.BackendStats
@@ -266,8 +271,9 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 func (b *Backend) ask(t Decider) error {
 	locals, prefixes := t.Locals(), t.LocalPrefixes()
 	p := podsOf(t.Selected(), locals, prefixes)
-	p.devices, p.tunnels = b.fw.pods.devices, b.fw.pods.tunnels
-	if !slices.Equal(locals, b.locals) || !slices.Equal(prefixes, b.prefixes) {
+	p.devices, p.bridges, p.tunnels = b.fw.pods.devices, b.fw.pods.bridges, b.fw.pods.tunnels
+	moved := !slices.Equal(locals, b.locals) || !slices.Equal(prefixes, b.prefixes)
+	if moved {
 		b.locals, b.prefixes = locals, prefixes
 		if err := b.lookForDevices(&p); err != nil {
 			b.locals, b.prefixes = nil, nil // look again
@@ -287,6 +293,9 @@ func (b *Backend) ask(t Decider) error {
 	}
 	if err := b.fw.apply(p); err != nil {
 		return fmt.Errorf("nfqueue: %w", err)
+	}
+	if moved {
+		b.switchBridges()
 	}
 	if more {
 		b.name()

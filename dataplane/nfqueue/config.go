@@ -75,7 +75,8 @@ type Config struct {
 	// Logger; nil discards.
 	Logger *slog.Logger
 
-	pretend func(*features) // in tests: that the kernel has less
+	pretend       func(*features) // in tests: that the kernel has less
+	noBridgeHooks bool            // in tests: nor br_netfilter
 }
 
 // MaxQueues bounds Config.Queues.

@@ -114,8 +114,11 @@ func (b *Backend) lookForDevices(p *pods) error {
 		p.tunnels = tunnel.Find(links, tunnel.FOU(b.routes))
 		b.ends.Store(p.tunnels)
 	}
-	p.devices, err = podDevices(b.routes, links, b.locals, b.prefixes, p.devices)
-	return err
+	if p.devices, err = podDevices(b.routes, links, b.locals, b.prefixes, p.devices); err != nil {
+		return err
+	}
+	b.wantBridges(links, p)
+	return nil
 }
 
 // followDevices brings the set of the pods' devices up to date.
@@ -129,6 +132,9 @@ func (b *Backend) followDevices() {
 	err := b.lookForDevices(&p)
 	if err == nil {
 		err = b.fw.apply(p)
+	}
+	if err == nil {
+		b.switchBridges()
 	}
 	if err != nil {
 		b.config.Logger.Error("the pods' devices are not known to the rules", "error", err)

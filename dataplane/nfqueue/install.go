@@ -27,6 +27,7 @@ type firewall struct {
 	conn     *nftables.Conn
 	nl       *netlink.Conn // of conn
 	port     uint32        // of conn: who changed something
+	routes   *netlink.Conn // options of bridges
 	nsFD     int           // of conn
 	config   Config
 	features features
@@ -43,13 +44,15 @@ type pods struct {
 	local [2][]nftables.SetElement // per family
 	// devices are the indexes of those that pods' packets come in by.
 	devices map[uint32]struct{}
+	// bridges are the indexes of those whose frames we sent to the hooks (bridges.go).
+	bridges map[uint32]struct{}
 	tunnels []tunnel.End
 	// services are the tags of Services that rules name.
 	services map[serviceKey]uint32
 }
 
 func noPods() pods {
-	return pods{selected: map[netip.Addr]struct{}{}, free: map[netip.Addr]struct{}{}, devices: map[uint32]struct{}{}}
+	return pods{selected: map[netip.Addr]struct{}{}, free: map[netip.Addr]struct{}{}, devices: map[uint32]struct{}{}, bridges: map[uint32]struct{}{}}
 }
 
 // podsOf returns what the sets shall hold. A pod that no policy selects is of
@@ -143,6 +146,9 @@ func connectFirewall(c Config, nsFD int) (*firewall, error) {
 		return nil, fmt.Errorf("open nf_tables netlink: %w", err)
 	}
 	f.conn = conn
+	if f.routes, err = netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: nsFD}); err != nil {
+		return nil, errors.Join(fmt.Errorf("open route netlink: %w", err), conn.CloseLasting())
+	}
 	return f, nil
 }
 
@@ -165,7 +171,7 @@ func tableRef() *nftables.Table {
 	return &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}
 }
 
-func (f *firewall) close() error { return f.conn.CloseLasting() }
+func (f *firewall) close() error { return errors.Join(f.conn.CloseLasting(), f.routes.Close()) }
 
 // gate prepares for binding queues. If an earlier run left a table, traffic is
 // flowing into the queues already, and it would come between the messages that
@@ -276,7 +282,7 @@ func sets(t *nftables.Table) (all []*nftables.Set) {
 	for _, name := range []string{setSelected, setFree, setLocal} {
 		all = append(all, set(t, name, ipv4), set(t, name, ipv6))
 	}
-	return append(all, deviceSet(t), portSet(t), protocolSet(t), serviceMap(t, ipv4), serviceMap(t, ipv6))
+	return append(all, indexSet(t, setDevices), indexSet(t, setBridges), portSet(t), protocolSet(t), serviceMap(t, ipv4), serviceMap(t, ipv6))
 }
 
 // portSet and protocolSet return the sets of tunnels' ends: UDP ports and protocols.
@@ -288,9 +294,24 @@ func protocolSet(t *nftables.Table) *nftables.Set {
 	return &nftables.Set{Table: t, Name: setTunnelProtocols, KeyType: nftables.TypeInetProto}
 }
 
-// deviceSet returns the set of the pods' devices.
-func deviceSet(t *nftables.Table) *nftables.Set {
-	return &nftables.Set{Table: t, Name: setDevices, KeyType: nftables.TypeIFIndex}
+// indexSet returns a set of devices.
+func indexSet(t *nftables.Table, name string) *nftables.Set {
+	return &nftables.Set{Table: t, Name: name, KeyType: nftables.TypeIFIndex}
+}
+
+// readIndexes reads such a set of the table in the kernel; there may be none.
+func (f *firewall) readIndexes(name string) (map[uint32]struct{}, error) {
+	elements, err := f.conn.GetSetElements(indexSet(tableRef(), name))
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("read set %s of the earlier table: %w", name, err)
+	}
+	indexes := map[uint32]struct{}{}
+	for _, e := range elements {
+		if len(e.Key) == 4 {
+			indexes[binary.NativeEndian.Uint32(e.Key)] = struct{}{}
+		}
+	}
+	return indexes, nil
 }
 
 // present reports whether our table is in the kernel.
@@ -313,14 +334,11 @@ func (f *firewall) installed() (pods, error) {
 	if err != nil || !ok {
 		return p, err
 	}
-	devices, err := f.conn.GetSetElements(deviceSet(tableRef()))
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return noPods(), fmt.Errorf("read set %s of the earlier table: %w", setDevices, err)
+	if p.devices, err = f.readIndexes(setDevices); err != nil {
+		return noPods(), err
 	}
-	for _, e := range devices {
-		if len(e.Key) == 4 {
-			p.devices[binary.NativeEndian.Uint32(e.Key)] = struct{}{}
-		}
+	if p.bridges, err = f.readIndexes(setBridges); err != nil {
+		return noPods(), err
 	}
 	for i, v := range []family{ipv4, ipv6} {
 		for _, name := range []string{setSelected, setFree, setLocal} {
@@ -398,8 +416,12 @@ func (f *firewall) apply(p pods) error {
 func (f *firewall) change(t *nftables.Table, old, p pods) error {
 	for _, c := range []struct {
 		do   func(*nftables.Set, []nftables.SetElement) error
+		set  string
 		a, b map[uint32]struct{}
-	}{{f.conn.SetAddElements, p.devices, old.devices}, {f.conn.SetDeleteElements, old.devices, p.devices}} {
+	}{
+		{f.conn.SetAddElements, setDevices, p.devices, old.devices}, {f.conn.SetDeleteElements, setDevices, old.devices, p.devices},
+		{f.conn.SetAddElements, setBridges, p.bridges, old.bridges}, {f.conn.SetDeleteElements, setBridges, old.bridges, p.bridges},
+	} {
 		var elements []nftables.SetElement
 		for _, index := range slices.Sorted(maps.Keys(c.a)) {
 			if _, ok := c.b[index]; !ok {
@@ -407,7 +429,7 @@ func (f *firewall) change(t *nftables.Table, old, p pods) error {
 			}
 		}
 		for part := range slices.Chunk(elements, elementsPerMessage) {
-			if err := c.do(deviceSet(t), part); err != nil {
+			if err := c.do(indexSet(t, c.set), part); err != nil {
 				return err
 			}
 		}
@@ -492,15 +514,19 @@ func (f *firewall) counters() (map[string]uint64, error) {
 	return f.counted, nil
 }
 
-// remove deletes our tables; no table is no error.
+// remove deletes our tables, and undoes what the bridges' set has; no table is no error.
 func (f *firewall) remove() error {
+	earlier, err := f.installed()
+	if err != nil {
+		return err
+	}
 	f.conn.DelTable(f.conn.AddTable(tableRef()))
 	f.conn.DelTable(f.conn.AddTable(&nftables.Table{Name: probeTable, Family: nftables.TableFamilyINet}))
 	f.conn.DelTable(f.conn.AddTable(&nftables.Table{Name: probeTable, Family: nftables.TableFamilyIPv4}))
 	if err := f.conn.Flush(); err != nil {
 		return fmt.Errorf("remove table inet %s: %w", TableName, err)
 	}
-	return nil
+	return f.leaveBridges(earlier.bridges)
 }
 
 func minus(a, b map[netip.Addr]struct{}) map[netip.Addr]struct{} {

@@ -24,6 +24,7 @@ const (
 	setLocal    = "local"
 	setFree     = "free"
 	setDevices  = "devices" // of pods
+	setBridges  = "bridges" // of pods, whose frames we sent to the hooks
 	// Ends of tunnels.
 	setTunnelPorts     = "tunnel-ports" // UDP
 	setTunnelProtocols = "tunnel-protocols"
