@@ -19,6 +19,8 @@ type choice struct {
 	missing map[string]error
 	// facts says how each one that runs works on this kernel, by name.
 	facts map[string]string
+	// unjudgers are those that can tell which devices they do not judge.
+	unjudgers []unjudger
 }
 
 // worker is what a backend says of itself (nfqueue.Backend, afxdp.Backend).
@@ -29,13 +31,16 @@ func (c *choice) add(b dataplane.Backend) {
 	if w, ok := b.(worker); ok {
 		c.facts[b.Name()] = w.Facts()
 	}
+	if u, ok := b.(unjudger); ok {
+		c.unjudgers = append(c.unjudgers, u)
+	}
 }
 
-// incomplete returns why this node does less than was configured, or nil. Without
+// lacking returns which backend is missed, or nil. Without
 // nfqueue what afxdp cannot judge is dropped, and pods without a veth device of their
 // own are not judged at all: to accept that somebody has to write it. Without afxdp
 // nfqueue judges the same, only slower.
-func (c *choice) incomplete() error {
+func (c *choice) lacking() error {
 	if err := c.missing["nfqueue"]; err != nil {
 		return fmt.Errorf("dataplane auto: nfqueue cannot run: %w. Until it can, afxdp alone drops what it cannot judge (fragments, …) and DNS names are not learnt. "+
 			"If that is what you want, write \"dataplane: afxdp\"", err)
@@ -72,6 +77,7 @@ func openBackends(c *Config, log *slog.Logger) (*choice, error) {
 			return nil, fmt.Errorf("nfqueue backend: %w", err)
 		}
 		chosen.add(b)
+		judgeBridges(b)
 		chosen.backends, chosen.why = []dataplane.Backend{alone(b, c, log)}, "nfqueue alone, as configured"
 		return chosen, nil
 	case "afxdp":
@@ -87,6 +93,9 @@ func openBackends(c *Config, log *slog.Logger) (*choice, error) {
 	hooked := open("nfqueue", nf, nfErr)
 	xdp, xdpErr := newAFXDP(c, !hooked, log)
 	fast := open("afxdp", xdp, xdpErr)
+	if hooked && (!fast || c.AFXDP.Attach == string(afxdp.AttachXDPGeneric)) {
+		judgeBridges(nf)
+	}
 	if len(chosen.backends) == 1 {
 		chosen.backends[0] = alone(chosen.backends[0], c, log)
 	}
@@ -103,6 +112,14 @@ func openBackends(c *Config, log *slog.Logger) (*choice, error) {
 	}
 	return nil, fmt.Errorf("no backend runs on this kernel: %w", errors.Join(
 		fmt.Errorf("nfqueue: %w", nfErr), fmt.Errorf("afxdp: %w", xdpErr)))
+}
+
+// judgeBridges makes a backend responsible for packets between pods of one bridge:
+// nobody in front of it judges them.
+func judgeBridges(b dataplane.Backend) {
+	if n, ok := b.(*nfqueue.Backend); ok {
+		n.JudgeBridges()
+	}
 }
 
 // fastMark is what nfqueue has to know of a fast path that may be in front.

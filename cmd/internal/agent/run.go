@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/dataplane/bypass"
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/controller"
 	"github.com/tierwall/tierwall/policy/diag"
@@ -39,7 +41,8 @@ type daemon struct {
 	cfg Config
 	log *slog.Logger
 	choice
-	names   string // of the backends
+	names    string // of the backends
+	bypassed atomic.Pointer[[]bypass.Device]
 	engine  *dataplane.Engine
 	audit   *audit.Writer // nil without an audit log
 	control *controller.Controller
@@ -104,6 +107,9 @@ func Run(ctx context.Context, cfg Config) error {
 
 // open starts everything that does not need a policy.
 func (d *daemon) open() error {
+	if err := refuseBypass(); err != nil {
+		return err
+	}
 	chosen, err := openBackends(&d.cfg, d.log)
 	if err != nil {
 		return err
@@ -116,7 +122,7 @@ func (d *daemon) open() error {
 		d.names += b.Name()
 	}
 	d.log.Info("backends chosen", "dataplane", d.names, "why", d.why)
-	if err := d.incomplete(); err != nil {
+	if err := d.lacking(); err != nil {
 		d.log.Error("this node does less than was configured, and is not ready", "error", err)
 	}
 	established := dataplane.Strict
@@ -224,6 +230,7 @@ func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) erro
 	})
 	packets.Go(func() { d.control.Run(ctx) })
 	packets.Go(func() { d.learner.run(ctx) })
+	packets.Go(func() { d.watchBypass(ctx) })
 	var clusterErr error
 	if d.cluster != nil {
 		packets.Go(func() {

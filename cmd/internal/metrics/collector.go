@@ -37,6 +37,7 @@ type Config struct {
 	Engine   Engine
 	Backends []Backend
 	Missing  map[string]bool // by backend, with "dataplane: auto": the kernel cannot run it
+	Unjudged func() map[string]int // devices by reason (UnjudgedBridge, …); nil counts none
 	Audit    AuditLog
 	Policy   func() controller.Status
 	Source   func() kube.Status // nil for a daemon that reads no API server
@@ -79,6 +80,8 @@ var (
 	buildInfo = desc("build_info", "1, with the version of the daemon and the name of its node.", "version", "node")
 
 	backendMissing = desc("backend_missing", "1 for a backend that \"dataplane: auto\" does without because the kernel cannot run it, 0 for one that runs.", "backend")
+
+	unjudged = desc("unjudged_devices", "Devices of pods whose packets are not judged and should be, by reason: bridge (between ports, where br_netfilter cannot be switched on), program (ours could not be attached), netkit, bpf (another project's programs carry packets past the node's stack). The node is not ready while there is one.", "reason")
 
 	packets       = desc("packets_total", "Packets seen in userspace, by what the driver was told and which branch of the packet path said so.", "backend", "disposition", "path")
 	problems      = desc("packet_problems_total", "Packets that could not be decided, by what is wrong with them.", "problem")
@@ -134,9 +137,17 @@ var (
 	lastSuccess    = desc("policy_last_success_timestamp_seconds", "When the policy last looked at was in force, in seconds since the Unix epoch.")
 )
 
+// Reasons of Config.Unjudged.
+const (
+	UnjudgedBridge    = "bridge"
+	UnjudgedNoProgram = "program"
+	UnjudgedNetkit    = "netkit"
+	UnjudgedBPF       = "bpf"
+)
+
 // all lists every metric, for Describe and for the documentation.
 var all = []*prometheus.Desc{
-	buildInfo, backendMissing, packets, problems, batches, remembered, answers, receiveErrors, applyErrors, latency, kernelFates, overflow, restored,
+	buildInfo, backendMissing, unjudged, packets, problems, batches, remembered, answers, receiveErrors, applyErrors, latency, kernelFates, overflow, restored,
 	connections, connOpened, connReplaced, connEvicted, connExpired, connCut, connLookups,
 	ringDepth, ringCapacity, events, eventsLost,
 	auditEvents, auditRecords, auditDeduped, auditFolded, auditLost, auditUnresolved, auditLag, auditWindows, auditRotations, auditReopens,
@@ -174,6 +185,11 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 			v = 1
 		}
 		s.gauge(backendMissing, v, backend)
+	}
+	if c.cfg.Unjudged != nil {
+		for reason, n := range c.cfg.Unjudged() {
+			s.gauge(unjudged, float64(n), reason)
+		}
 	}
 	c.engine(s)
 	for _, b := range c.cfg.Backends {

@@ -137,8 +137,9 @@ var fakeNames = Names{
 
 func (f *fake) collector() *Collector {
 	return NewCollector(Config{
-		Missing: map[string]bool{"afxdp": true, "nfqueue": false},
-		Engine:  f, Backends: f.backends, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status },
+		Missing:  map[string]bool{"afxdp": true, "nfqueue": false},
+		Unjudged: func() map[string]int { return map[string]int{UnjudgedBridge: 1, UnjudgedNetkit: 0} },
+		Engine:   f, Backends: f.backends, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status },
 		Source: func() kube.Status { return f.source }, Names: func() Names { return fakeNames }, Node: "node-1", Version: "v1.2.3",
 	})
 }
