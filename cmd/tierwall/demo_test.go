@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,7 +17,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/tierwall/tierwall/dataplane/afxdp"
+	"github.com/tierwall/tierwall/cmd/internal/doctor"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 )
 
@@ -173,9 +174,16 @@ func (p *process) leavesNothing(t *testing.T, before []string) {
 	}
 }
 
-// only leaves out how something runs.
-func only(probe func() (string, error)) func() error {
-	return func() error { _, err := probe(); return err }
+// runs says why a backend cannot run here.
+func runs(backend string) nstest.Piece {
+	return func() error {
+		for _, f := range doctor.Features() {
+			if f.Name == backend+" backend" {
+				return f.Err
+			}
+		}
+		return errors.New("no such backend: " + backend)
+	}
 }
 
 // The whole thing, for every dataplane: not one connection differs.
@@ -184,9 +192,9 @@ func TestDemo(t *testing.T) {
 		t.Run(dataplane, func(t *testing.T) {
 			switch dataplane {
 			case "nfqueue":
-				nstest.Need(t, only(probeNFQueue))
+				nstest.Need(t, runs("nfqueue"))
 			default:
-				nstest.Need(t, only(probeNFQueue), only(afxdp.Probe))
+				nstest.Need(t, runs("nfqueue"), runs("afxdp"))
 			}
 			before := machine(t)
 			p := startProgram(t, nil, "demo", "--dataplane", dataplane, "-o", "json")
@@ -238,7 +246,7 @@ func TestDemo(t *testing.T) {
 
 // Signals at every stage: whatever is under way, nothing stays behind.
 func TestDemoInterrupted(t *testing.T) {
-	nstest.Need(t, only(probeNFQueue))
+	nstest.Need(t, runs("nfqueue"))
 	for _, tt := range []struct {
 		at     string
 		signal syscall.Signal
@@ -266,7 +274,7 @@ func TestDemoInterrupted(t *testing.T) {
 // A killed demo cannot clean up. The kernel does it: the daemon dies with it,
 // and with both the last descriptors of the namespaces.
 func TestDemoKilled(t *testing.T) {
-	nstest.Need(t, only(probeNFQueue))
+	nstest.Need(t, runs("nfqueue"))
 	before := machine(t)
 	p := startProgram(t, nil, "demo", "--dataplane", "nfqueue")
 	p.waitFor(t, "trying 792")
@@ -301,7 +309,7 @@ func TestDemoKeep(t *testing.T) {
 		names, _ := filepath.Glob("/run/netns/tierwall-*")
 		return names
 	}
-	nstest.Need(t, only(probeNFQueue), func() error {
+	nstest.Need(t, runs("nfqueue"), func() error {
 		if names := named(); len(names) > 0 {
 			return fmt.Errorf("the names of a kept demo must be free, and there is %s", names[0])
 		}
@@ -334,7 +342,7 @@ func TestDemoKeep(t *testing.T) {
 
 // A reader that goes away ends the demo in order, too.
 func TestDemoClosedPipe(t *testing.T) {
-	nstest.Need(t, only(probeNFQueue))
+	nstest.Need(t, runs("nfqueue"))
 	before := machine(t)
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -370,7 +378,7 @@ func TestDemoBrokenPolicies(t *testing.T) {
 
 // A user's own policies: one that changes what connects, seen on the wire.
 func TestDemoOwnPolicies(t *testing.T) {
-	nstest.Need(t, only(probeNFQueue))
+	nstest.Need(t, runs("nfqueue"))
 	dir := t.TempDir()
 	err := os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(`
 apiVersion: networking.k8s.io/v1

@@ -121,8 +121,14 @@ Exit codes: 0 answered, 1 found something wrong, 2 could not ask or answer.`,
 		},
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newMatrix(), newExplain(), newDiff(), newTest(), newRecommend(), newCheck(), newGet(), newStatus(), newFlows(), newWait(), newAudit(), newDemo(),
-		newCleanup(), newVersion(), newDaemon())
+	root.AddCommand(
+		newMatrix(), newExplain(),
+		newDiff(), newTest(), newRecommend(),
+		newCheck(),
+		newGet(), newStatus(), newFlows(), newWait(),
+		newAudit(),
+		newDemo(), newCleanup(), newDoctor(), newVersion(), newDaemon(),
+	)
 	markUsage(root)
 	return root
 }

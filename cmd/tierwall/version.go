@@ -11,9 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/cmd/internal/cli"
-	"github.com/tierwall/tierwall/dataplane/afxdp"
-	"github.com/tierwall/tierwall/dataplane/nfqueue"
-	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
+	"github.com/tierwall/tierwall/cmd/internal/doctor"
 )
 
 // versionInfo is the JSON form of "tierwall version".
@@ -42,7 +40,7 @@ func newVersion() *cobra.Command {
 		Long: `Prints the version of this program and of the kernel. As root it also tries, in
 network namespaces of its own that end with it, everything the daemon's backends
 need, and says in a sentence how they work here, or what is missing and what to do
-about it.`,
+about it. "tierwall doctor" says more: every piece, and what stands beside it.`,
 		Example: `  tierwall version
   sudo tierwall version -o json | jq '.features[] | select(.ok | not)'`,
 		Args: cobra.NoArgs,
@@ -84,41 +82,14 @@ func buildVersion() versionInfo {
 
 func probeFeatures() []feature {
 	var out []feature
-	for _, p := range []struct {
-		name  string
-		probe func() (how string, err error)
-	}{
-		{"network namespaces and veth", func() (string, error) { return "", netlab.Missing() }},
-		{"nfqueue backend", probeNFQueue},
-		{"afxdp backend", afxdp.Probe},
-	} {
-		f := feature{Name: p.name, OK: true}
-		var err error
-		if f.How, err = p.probe(); err != nil {
-			f.OK, f.Missing = false, strings.ReplaceAll(err.Error(), "\n", "; ")
+	for _, p := range doctor.Features() {
+		f := feature{Name: p.Name, OK: p.Err == nil, How: p.How}
+		if p.Err != nil {
+			f.How, f.Missing = "", strings.ReplaceAll(p.Err.Error(), "\n", "; ")
 		}
 		out = append(out, f)
 	}
 	return out
-}
-
-// probeNFQueue starts the backend for real, in a namespace that ends with the
-// call.
-func probeNFQueue() (how string, err error) {
-	ns, err := netlab.New("probe")
-	if err != nil {
-		return "", err
-	}
-	defer ns.Close()
-	err = ns.Do(func() error {
-		b, err := nfqueue.New(nfqueue.Config{Queues: 1})
-		if err != nil {
-			return err
-		}
-		how = b.Facts()
-		return b.Close()
-	})
-	return how, err
 }
 
 func (v *versionInfo) writeText(w io.Writer, s cli.Style) error {

@@ -10,7 +10,7 @@ import (
 
 func TestProbe(t *testing.T) {
 	nstest.Need(t)
-	if _, err := Probe(); err != nil {
+	if _, _, err := Probe(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -65,11 +65,19 @@ func oneLine(err error) error {
 // Facts says in a line how the backend works on this kernel, for operators.
 func (b *Backend) Facts() string {
 	way := "programs are attached by " + string(b.mode)
-	switch {
+	switch limits := b.Limits(); {
 	case b.mode == AttachXDPGeneric:
 		return way + ", which judges nothing"
-	case b.reads:
-		return way + "; translated connections can be read"
+	case len(limits) > 0:
+		return way + "; " + limits[0]
 	}
-	return fmt.Sprintf("%s; translated connections cannot be read: %v", way, b.blind)
+	return way + "; translated connections can be read"
+}
+
+// Limits says what the backend does not do on this kernel and does on others.
+func (b *Backend) Limits() []string {
+	if b.mode == AttachXDPGeneric || b.reads {
+		return nil
+	}
+	return []string{fmt.Sprintf("translated connections cannot be read: %v", b.blind)}
 }

@@ -14,41 +14,41 @@ import (
 	"github.com/tierwall/tierwall/dataplane"
 )
 
-// Probe reports whether the backend can run here, and how, in a line (Facts). The error
-// names the piece that is missing. It does everything for real, with a
-// small ring, in a network namespace of its own that ends with the call: the
-// programs are loaded, go onto veth devices by tcx and native XDP, and a socket
-// is bound. A process that may not make a namespace (CAP_SYS_ADMIN) learns
-// nothing from it and gets nil: New finds out.
-func Probe() (facts string, err error) {
+// Probe reports whether the backend can run here, how, in a line (Facts), and what it
+// does not do here (Limits). The error names the piece that is missing. It does
+// everything for real, with a small ring, in a network namespace of its own that ends
+// with the call: the programs are loaded, go onto veth devices by tcx and native XDP,
+// and a socket is bound. A process that may not make a namespace (CAP_SYS_ADMIN) learns
+// nothing from it, and gets no facts and no error: New finds out.
+func Probe() (facts string, limits []string, err error) {
 	if err := supportedMachine(); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if os.Geteuid() != 0 {
-		return "", errors.New("the AF_XDP backend needs root with CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN and CAP_NET_RAW")
+		return "", nil, errors.New("the AF_XDP backend needs root with CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN and CAP_NET_RAW")
 	}
 	done := make(chan struct{})
 	go func() {
-		facts, err = probeAside()
+		facts, limits, err = probeAside()
 		close(done)
 	}()
 	<-done
 	if err != nil {
-		return "", fmt.Errorf("this kernel cannot run the AF_XDP backend: %w", err)
+		return "", nil, fmt.Errorf("this kernel cannot run the AF_XDP backend: %w", err)
 	}
-	return facts, nil
+	return facts, limits, nil
 }
 
 // probeAside runs probeHere in a new namespace and goes back to the old one. A
 // thread that cannot go back stays locked and ends with its goroutine. Going
 // back matters most for the process's main thread, which never ends: what
 // /proc/self/net shows is that thread's namespace.
-func probeAside() (facts string, err error) {
+func probeAside() (facts string, limits []string, err error) {
 	runtime.LockOSThread()
 	home, err := netns.Get()
 	if err != nil {
 		runtime.UnlockOSThread()
-		return "", fmt.Errorf("open the network namespace: %w", err)
+		return "", nil, fmt.Errorf("open the network namespace: %w", err)
 	}
 	defer home.Close()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -56,22 +56,22 @@ func probeAside() (facts string, err error) {
 		if errors.Is(err, unix.EPERM) {
 			// A daemon without CAP_SYS_ADMIN cannot have a namespace to try things
 			// in. What is missing shows when the backend opens and attaches.
-			return "", nil
+			return "", nil, nil
 		}
-		return "", fmt.Errorf("create a network namespace to probe in: %w", err)
+		return "", nil, fmt.Errorf("create a network namespace to probe in: %w", err)
 	}
-	facts, err = probeHere()
+	facts, limits, err = probeHere()
 	if back := netns.Set(home); back != nil {
-		return "", errors.Join(err, fmt.Errorf("leave the probe's network namespace: %w", back))
+		return "", nil, errors.Join(err, fmt.Errorf("leave the probe's network namespace: %w", back))
 	}
 	runtime.UnlockOSThread()
-	return facts, err
+	return facts, limits, err
 }
 
-func probeHere() (facts string, err error) {
+func probeHere() (facts string, limits []string, err error) {
 	b, err := New(Config{Queues: min(2, runtime.NumCPU()), Ring: 64, FlowEntries: 64, LaterEntries: 64})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	pod := netip.MustParseAddr("192.0.2.1") // TEST-NET-1
@@ -88,17 +88,17 @@ func probeHere() (facts string, err error) {
 		})
 	})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if err := b.update([]netip.Addr{pod}, dataplane.Change{}); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	attached := 0
 	if err := b.thread.do(func() error { attached = len(b.devices); return nil }); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if attached != 1 {
-		return "", fmt.Errorf("%d pod devices found by their routes, want 1", attached)
+		return "", nil, fmt.Errorf("%d pod devices found by their routes, want 1", attached)
 	}
-	return b.Facts(), nil
+	return b.Facts(), b.Limits(), nil
 }

@@ -19,7 +19,10 @@ import (
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
-var probed = sync.OnceValues(Probe)
+var probed = sync.OnceValues(func() (facts string, err error) {
+	facts, _, err = Probe()
+	return facts, err
+})
 
 func canRun() error {
 	_, err := probed()

@@ -116,9 +116,9 @@
 //     inherits the mark of its parent and passes with it until policy changes. Helpers
 //     act only where somebody assigns them.
 //   - Traffic between two pods on one Linux bridge meets the forward hook only
-//     with net.bridge.bridge-nf-call-iptables=1. IPVS moves packets between hooks
-//     before DNAT is visible; egress to a Service is then judged by its virtual
-//     address, which suits rules to Services and no others.
+//     with br_netfilter, which JudgeBridges switches on for the pods' bridges.
+//   - IPVS moves packets between hooks before DNAT is visible; egress to a Service is
+//     then judged by its virtual address, which suits rules to Services and no others.
 //
 // Not concurrent: Backend's methods belong to one goroutine, but Stats and Learn, a
 // Driver's to its worker's, but Close. Everything happens in the network namespace of the

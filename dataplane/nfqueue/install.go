@@ -419,8 +419,10 @@ func (f *firewall) change(t *nftables.Table, old, p pods) error {
 		set  string
 		a, b map[uint32]struct{}
 	}{
-		{f.conn.SetAddElements, setDevices, p.devices, old.devices}, {f.conn.SetDeleteElements, setDevices, old.devices, p.devices},
-		{f.conn.SetAddElements, setBridges, p.bridges, old.bridges}, {f.conn.SetDeleteElements, setBridges, old.bridges, p.bridges},
+		{f.conn.SetAddElements, setDevices, p.devices, old.devices},
+		{f.conn.SetDeleteElements, setDevices, old.devices, p.devices},
+		{f.conn.SetAddElements, setBridges, p.bridges, old.bridges},
+		{f.conn.SetDeleteElements, setBridges, old.bridges, p.bridges},
 	} {
 		var elements []nftables.SetElement
 		for _, index := range slices.Sorted(maps.Keys(c.a)) {

@@ -166,16 +166,10 @@ func (f *firewall) probe() error {
 // Facts says in a line how the backend works on this kernel, for operators.
 func (b *Backend) Facts() string {
 	f := b.fw.features
-	var facts []string
-	say := func(ok bool, yes, no string) {
-		if ok {
-			no = yes
-		}
-		if no != "" {
-			facts = append(facts, no)
-		}
+	facts := []string{"queues by xtables' NFQUEUE"}
+	if f.queueExpr {
+		facts[0] = "queues by nftables' queue expression"
 	}
-	say(f.queueExpr, "queues by nftables' queue expression", "queues by xtables' NFQUEUE")
 	switch {
 	case b.config.AllowSpoofing:
 		facts = append(facts, "forged sources are allowed")
@@ -183,12 +177,25 @@ func (b *Backend) Facts() string {
 		facts = append(facts, "forged sources are dropped")
 	case f.fib && f.backEarly:
 		facts = append(facts, "forged sources are dropped before routing")
-	case f.fib:
-		facts = append(facts, "of forged sources only the node's own addresses are found (nft_fib)")
-	default:
-		facts = append(facts, "forged sources are not found (no nft_fib: run \"modprobe nft_fib_inet\")")
 	}
-	say(f.reject, "", "refusals are not answered (no nft_reject: run \"modprobe nft_reject_inet\")")
-	say(f.priority, "", "rules about Services see the backend only (Linux 5.18)")
-	return strings.Join(facts, "; ")
+	return strings.Join(append(facts, b.Limits()...), "; ")
+}
+
+// Limits says what the backend does not do on this kernel and does on others.
+func (b *Backend) Limits() (limits []string) {
+	f := b.fw.features
+	switch {
+	case b.config.AllowSpoofing, f.fib && (f.back || f.backEarly):
+	case f.fib:
+		limits = append(limits, "of forged sources only the node's own addresses are found (nft_fib)")
+	default:
+		limits = append(limits, "forged sources are not found (no nft_fib: run \"modprobe nft_fib_inet\")")
+	}
+	if !f.reject {
+		limits = append(limits, "refusals are not answered (no nft_reject: run \"modprobe nft_reject_inet\")")
+	}
+	if !f.priority {
+		limits = append(limits, "rules about Services see the backend only (Linux 5.18)")
+	}
+	return limits
 }

@@ -145,7 +145,7 @@ func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
 func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, error) {
 	// The guard alone needs none of what Probe looks for.
 	if c.AFXDP.Attach != string(afxdp.AttachXDPGeneric) {
-		if _, err := afxdp.Probe(); err != nil {
+		if _, _, err := afxdp.Probe(); err != nil {
 			return nil, err
 		}
 	}

@@ -43,11 +43,11 @@ type daemon struct {
 	choice
 	names    string // of the backends
 	bypassed atomic.Pointer[[]bypass.Device]
-	engine  *dataplane.Engine
-	audit   *audit.Writer // nil without an audit log
-	control *controller.Controller
-	cluster *cluster // nil with manifests
-	learner *names
+	engine   *dataplane.Engine
+	audit    *audit.Writer // nil without an audit log
+	control  *controller.Controller
+	cluster  *cluster // nil with manifests
+	learner  *names
 }
 
 // Run is the daemon, from start to end. It returns nil when ctx ends, after an

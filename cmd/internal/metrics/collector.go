@@ -36,7 +36,7 @@ type AuditLog interface {
 type Config struct {
 	Engine   Engine
 	Backends []Backend
-	Missing  map[string]bool // by backend, with "dataplane: auto": the kernel cannot run it
+	Missing  map[string]bool       // by backend, with "dataplane: auto": the kernel cannot run it
 	Unjudged func() map[string]int // devices by reason (UnjudgedBridge, …); nil counts none
 	Audit    AuditLog
 	Policy   func() controller.Status
