@@ -70,6 +70,7 @@ Exit code 0 when all tests pass, 1 when one fails, 2 when a test cannot be asked
 		RunE: func(cmd *cobra.Command, args []string) error { return q.run(cmd, args) },
 	}
 	q.flags(cmd)
+	q.endpoints = true
 	q.output = cli.NewFormat("text", "json", "tap", "junit", "sarif")
 	f := cmd.Flags()
 	f.BoolVar(&q.live, "live", false, "test what daemons enforce, not only what is written")

@@ -368,3 +368,71 @@ func TestTestLive(t *testing.T) {
 		t.Errorf("other policies: exit code %d: %s%s", r.code, r.out, r.err)
 	}
 }
+
+// TestServicesAreTheSameToExplainAndTest: both ask about the backends that the
+// Service proxy chooses from, at their ports. A Service whose address is not assigned
+// yet, as manifests in a repository have it, is not a headless one.
+func TestServicesAreTheSameToExplainAndTest(t *testing.T) {
+	const policy = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Ingress]
+  ingress: [{from: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 8080}]}]
+`
+	pods := func(extra string) string {
+		return `
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: other, namespace: shop, labels: {app: other, role: spare}}
+spec: {nodeName: n2, containers: [{name: c, image: i, ports: [{name: http, containerPort: 8080}]}]}
+status: {podIP: 10.0.9.1` + extra + "}\n"
+	}
+	service := func(spec string) string {
+		return strings.Replace(shop, "spec: {selector: {app: web}, clusterIP: 10.96.0.7,", "spec: {"+spec, 1)
+	}
+	slice := `
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.0.9.1]}]
+`
+	for _, tt := range []struct{ what, world, port, want string }{
+		{"its address is not assigned", service("selector: {app: web},"), "80/TCP", "allow"},
+		{"its address is assigned", shop, "80/TCP", "allow"},
+		{"headless", service("selector: {app: web}, clusterIP: None,"), "80/TCP", "deny"},
+		{"headless, at the pods' port", service("selector: {app: web}, clusterIP: None,"), "8080/TCP", "allow"},
+		{"its EndpointSlices lead elsewhere", shop + pods("") + slice, "80/TCP", "allow"},
+		{"the ready backend is another pod", service("selector: {role: spare},") + pods(", conditions: [{type: Ready, status: 'True'}]"), "80/TCP", "allow"},
+		{"no backend is ready", service("selector: {role: spare},") + pods(", conditions: [{type: Ready, status: 'False'}]"), "80/TCP", "has no ready backend"},
+		{"no backend on the client's node", service("selector: {role: spare}, internalTrafficPolicy: Local,") + pods("") + strings.ReplaceAll(strings.Replace(pods(""), "nodeName: n2", "nodeName: n1", 1), "other", "db-0") +
+			"---\napiVersion: v1\nkind: Node\nmetadata: {name: n1}\n", "80/TCP", ""},
+	} {
+		if tt.want == "" {
+			tt.world = strings.Replace(tt.world, "name: db-0, namespace: shop, labels: {app: db-0, role: spare}", "name: db-0, namespace: shop, labels: {app: db}", 1)
+			tt.world = strings.Replace(tt.world, "podIP: 10.0.9.1}\n---\napiVersion: v1\nkind: Node", "podIP: 10.0.9.2}\n---\napiVersion: v1\nkind: Node", 1)
+			tt.want = "on node n1"
+		}
+		manifests := dir(t, map[string]string{"world.yaml": tt.world, "policy.yaml": policy})
+		test := tierwall(t, "apiVersion: tierwall.io/v1\nkind: Intent\ntests: [{from: pod/shop/db-0, to: svc/shop/web, port: "+tt.port+", expect: allow}]\n",
+			"test", "-", "-m", manifests, "-o", "json")
+		explain := tierwall(t, "", "explain", "--from", "shop/db-0", "--to", "svc/shop/web", "-p", tt.port, "-m", manifests, "-o", "json")
+		var got testAnswer
+		_ = json.Unmarshal([]byte(test.out), &got) // "" where it could not be asked
+		var told struct{ Verdict string }
+		_ = json.Unmarshal([]byte(explain.out), &told)
+		switch {
+		case len(got.Tests) == 0:
+			if !strings.Contains(test.err, tt.want) || !strings.Contains(explain.err, tt.want) {
+				t.Errorf("%s: want %q; test: %s; explain: %s", tt.what, tt.want, test.err, explain.err)
+			}
+		case got.Tests[0].Got != tt.want || (told.Verdict == "Allow") != (tt.want == "allow"):
+			t.Errorf("%s: want %s; test: %s; explain: %s%s", tt.what, tt.want, test.out, explain.out, explain.err)
+		}
+	}
+}

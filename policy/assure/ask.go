@@ -10,7 +10,6 @@ import (
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
-	"github.com/tierwall/tierwall/policy/inventory"
 )
 
 // Ports are those a question is about. The zero value is every protocol and port.
@@ -314,96 +313,6 @@ func (q *asker) err(from, to End) error {
 		return fmt.Errorf("%s and %s have no address family in common", from.Text, to.Text)
 	}
 	return fmt.Errorf("there is no connection of %s from %s to %s", q.ports.Text, from.Text, to.Text)
-}
-
-// service asks about connections to a Service: each of its ports that is asked
-// about leads to every backend, at the target port.
-func (q *asker) service(from, to End) ([]Case, error) {
-	s := to.Service
-	name := "svc/" + s.Namespace + "/" + s.Name
-	if len(s.Selector) == 0 {
-		return nil, fmt.Errorf("%s has no selector: its backends are not known; ask about their addresses", name)
-	}
-	backends := q.world.filter(func(e *rule.Endpoint) bool { return e.Namespace == s.Namespace && hasAll(e.Labels, s.Selector) })
-	if len(backends) == 0 {
-		return nil, fmt.Errorf("%s selects no pod with an address: connections to it find no backend", name)
-	}
-	if len(s.ClusterIPs) == 0 && q.ports.Name == "" && q.ports.Proto != flow.AnyProto {
-		// Headless: clients reach the pods' own addresses at the port they use.
-		return q.world.Ask(from, End{Text: to.Text, Pods: backends}, q.ports)
-	}
-	asked := q.ports
-	var declared []string
-	for _, sp := range s.Ports {
-		text := strconv.Itoa(int(sp.Port)) + "/" + sp.Proto
-		if sp.Name != "" {
-			text += " (" + sp.Name + ")"
-		}
-		declared = append(declared, text)
-		if !wantsServicePort(asked, &sp) {
-			continue
-		}
-		proto, _ := flow.ParseProto(sp.Proto)
-		target := Ports{Text: text, Proto: proto, First: sp.TargetPort, Last: sp.TargetPort, Name: sp.TargetName}
-		for _, is4 := range []bool{true, false} {
-			via := flow.Service{Port: sp.Port}
-			for _, a := range s.ClusterIPs {
-				if a.Is4() == is4 {
-					via.Addr = flow.AddrFrom(a)
-				}
-			}
-			if via.Addr == (flow.Addr{}) {
-				via = flow.Service{}
-			}
-			q.is4, q.ports = is4, target
-			first := len(q.out)
-			q.pairs(q.world.sources(from, is4), q.world.sources(End{Pods: backends}, is4))
-			q.through(first, via)
-		}
-	}
-	q.ports = asked
-	if len(q.out) == 0 && len(q.unnamed) == 0 && !q.met {
-		if len(declared) == 0 {
-			return nil, fmt.Errorf("%s has no ports", name)
-		}
-		return nil, fmt.Errorf("%s has no port %s; it has %s", name, asked.Text, strings.Join(declared, ", "))
-	}
-	return q.out, q.err(from, to)
-}
-
-// through judges the cases from first on as opened to a Service, if rules name it.
-func (q *asker) through(first int, via flow.Service) {
-	if via.IsZero() || q.world.Table.ServiceOf(via) == "" {
-		return
-	}
-	for i := first; i < len(q.out); i++ {
-		c := &q.out[i]
-		c.Via = via
-		d := q.world.Table.LookupVia(c.Packet, via)
-		s := q.programs.sides
-		c.Decision = s.decision(q.programs.side(0, flow.Egress, d.Egress), q.programs.side(0, flow.Ingress, d.Ingress))
-	}
-}
-
-func wantsServicePort(p Ports, sp *inventory.ServicePort) bool {
-	switch {
-	case p.Proto == flow.AnyProto:
-		return true
-	case p.Proto.String() != sp.Proto:
-		return false
-	case p.Name != "":
-		return p.Name == sp.Name
-	}
-	return p.First <= sp.Port && sp.Port <= p.Last
-}
-
-func hasAll(labels, want map[string]string) bool {
-	for k, v := range want {
-		if got, ok := labels[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
 }
 
 // Deciders names every policy that decides a case: the one whose rule denies it, all

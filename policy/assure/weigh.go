@@ -85,6 +85,15 @@ func (w *weights) name(e *LogEnd) (string, bool) {
 	return "", false
 }
 
+func hasAll(labels, want map[string]string) bool {
+	for k, v := range want {
+		if got, ok := labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
 func (p *programs) nameOf(proto flow.Proto) string {
 	for i := range p.protos[:len(p.protos)-1] {
 		if p.protos[i] == proto {

@@ -298,6 +298,7 @@ func (b *builder) service(o *api.Object, v *corev1.Service) {
 		ExternalLocal:   v.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 		InternalLocal:   v.Spec.InternalTrafficPolicy != nil && *v.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
 		PublishNotReady: v.Spec.PublishNotReadyAddresses,
+		Headless:        v.Spec.ClusterIP == corev1.ClusterIPNone || slices.Contains(v.Spec.ClusterIPs, corev1.ClusterIPNone),
 	}
 	add := func(to *[]netip.Addr, path, text string) {
 		if text == "" || text == corev1.ClusterIPNone {

@@ -86,7 +86,7 @@ func TestKubectl(t *testing.T) {
 		}},
 		Services: []inventory.Service{
 			{Namespace: "shop", Name: "away"},
-			{Namespace: "shop", Name: "db", Selector: map[string]string{"app": "db"}, Ports: []inventory.ServicePort{{Proto: "TCP", Port: 5432, TargetPort: 5432}}},
+			{Namespace: "shop", Name: "db", Selector: map[string]string{"app": "db"}, Headless: true, Ports: []inventory.ServicePort{{Proto: "TCP", Port: 5432, TargetPort: 5432}}},
 			{
 				Namespace: "shop", Name: "web", Selector: map[string]string{"app": "web"},
 				ClusterIPs:  []netip.Addr{ip("10.96.12.34"), ip("fd00:10:96::1234")},

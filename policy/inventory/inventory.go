@@ -72,7 +72,7 @@ type Node struct {
 // Service is the part of a Service policy can see.
 type Service struct {
 	Namespace, Name string
-	ClusterIPs      []netip.Addr // empty when headless
+	ClusterIPs      []netip.Addr // empty when headless, or not assigned yet
 	// ExternalIPs are the other addresses the Service proxy answers for:
 	// spec.externalIPs and load balancer addresses of mode VIP.
 	ExternalIPs []netip.Addr
@@ -84,6 +84,9 @@ type Service struct {
 	// ExternalLocal and InternalLocal are the traffic policies Local;
 	// PublishNotReady counts pods that are not ready as ready. For explain only.
 	ExternalLocal, InternalLocal, PublishNotReady bool `json:",omitzero"`
+	// Headless says that the Service has no address by intention (clusterIP: None):
+	// clients reach its pods' own addresses and ports. For explain only, too.
+	Headless bool `json:",omitzero"`
 }
 
 // ServicePort maps a Service port to its backends' port.

@@ -94,12 +94,3 @@ func waiting(inv *inventory.Snapshot, name string) bool {
 func serviceTarget(s *inventory.Service) Target {
 	return Target{Name: "svc/" + s.Namespace + "/" + s.Name, Service: s}
 }
-
-func selects(selector, labels map[string]string) bool {
-	for k, v := range selector {
-		if got, ok := labels[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
-}

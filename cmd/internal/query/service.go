@@ -180,12 +180,12 @@ func (c *call) translate() error {
 			c.sp, c.proxy = findNodePort(svc, c.port), n.Name
 		}
 	}
-	if c.sp != nil || len(svc.ClusterIPs) == 0 && c.port.Name == "" && !c.outer {
+	if c.sp != nil || svc.Headless && c.port.Name == "" && !c.outer {
 		return nil
 	}
 	var declared []string
 	for _, sp := range svc.Ports {
-		text := fmt.Sprintf("%d/%s", sp.Port, sp.Proto)
+		text := sp.Text()
 		if sp.Name != "" {
 			text += " (" + sp.Name + ")"
 		}
@@ -199,22 +199,22 @@ func (c *call) translate() error {
 
 // explain decides the connection to one backend. ok is false when the two have no
 // address family in common: the proxy leads to backends of the connection's only.
-func (c *call) explain(b *backend) (e Explanation, ok bool) {
+func (c *call) explain(b *inventory.Backend) (e Explanation, ok bool) {
 	family := c.family
 	if ips := c.to.Service.ClusterIPs; family == AnyFamily && len(ips) > 0 {
 		// The Service's first address is the one clients are told first.
 		if family = IPv6; ips[0].Is4() {
 			family = IPv4
 		}
-		if _, _, ok := family.pick(c.from.Addrs, b.addrs); !ok {
+		if _, _, ok := family.pick(c.from.Addrs, b.Addrs); !ok {
 			family = AnyFamily
 		}
 	}
-	src, dst, ok := family.pick(c.from.Addrs, b.addrs)
+	src, dst, ok := family.pick(c.from.Addrs, b.Addrs)
 	if !ok {
 		return e, false
 	}
-	via := flow.Service{}
+	via, port := flow.Service{}, c.portAt(b)
 	if c.to.At.IsValid() {
 		via = flow.Service{Addr: flow.AddrFrom(c.to.At), Port: c.sp.Port}
 		if c.outer {
@@ -223,7 +223,7 @@ func (c *call) explain(b *backend) (e Explanation, ok bool) {
 	} else if vip, ok := first(c.to.Service.ClusterIPs, src.Is4()); ok && c.sp != nil {
 		via = flow.Service{Addr: flow.AddrFrom(vip), Port: c.sp.Port}
 	}
-	e = explain(c.table, c.from.Name, b.name, src, dst, b.port, via)
+	e = explain(c.table, c.from.Name, b.Name, src, dst, port, via)
 	if c.outer && c.from.Pod != nil && c.home != "" && c.proxy != c.home {
 		// Nothing on the client's node knows that the node's address is a Service's.
 		asked := Port{Text: c.port.Text, Proto: c.port.Proto, Number: c.port.Number}
@@ -232,9 +232,9 @@ func (c *call) explain(b *backend) (e Explanation, ok bool) {
 		e.Notes = append(e.Notes, fmt.Sprintf("leaves node %s as a connection to %s, which node %s translates: egress is judged by that address", c.home, c.to.At, c.proxy))
 	}
 	if seen, ok := c.masquerade(b, src.Is4()); ok {
-		ingress := explain(c.table, seen.String(), b.name, seen, dst, b.port, flow.Service{})
+		ingress := explain(c.table, seen.String(), b.Name, seen, dst, port, flow.Service{})
 		e.Ingress, e.Trace.Ingress, e.Trace.IngressOthers = ingress.Ingress, ingress.Trace.Ingress, ingress.Trace.IngressOthers
-		e.Notes = append(e.Notes, fmt.Sprintf("reaches node %s as from %s, the address of node %s, whose Service proxy masquerades it (externalTrafficPolicy: Cluster): ingress is judged by that address", b.node, seen, c.proxy))
+		e.Notes = append(e.Notes, fmt.Sprintf("reaches node %s as from %s, the address of node %s, whose Service proxy masquerades it (externalTrafficPolicy: Cluster): ingress is judged by that address", b.Node, seen, c.proxy))
 	}
 	if e.Verdict = e.Egress.Verdict; e.Verdict == classifier.Allow.String() {
 		e.Verdict = e.Ingress.Verdict
@@ -253,8 +253,8 @@ func (c *call) number() uint16 {
 // masquerade returns whose address a backend sees in the place of the client's. The
 // node that translates masquerades behind the hooks that judge there, so it is only
 // on another node that the address counts.
-func (c *call) masquerade(b *backend, is4 bool) (netip.Addr, bool) {
-	if !c.outer || c.to.Service.ExternalLocal || c.proxy == "" || b.node == "" || b.node == c.proxy {
+func (c *call) masquerade(b *inventory.Backend, is4 bool) (netip.Addr, bool) {
+	if !c.outer || c.to.Service.ExternalLocal || c.proxy == "" || b.Node == "" || b.Node == c.proxy {
 		return netip.Addr{}, false
 	}
 	nodes := c.table.World().Nodes
