@@ -3,10 +3,12 @@ package assure
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/oracle/universe"
 	"github.com/tierwall/tierwall/classifier/rule"
@@ -114,5 +116,33 @@ func TestPorts(t *testing.T) {
 		if p, err := ParsePorts(text); err == nil {
 			t.Errorf("%s: accepted as %+v", text, p)
 		}
+	}
+}
+
+// TestAskAboutIGMPTypes: IGMP messages have types, as ICMP's have, and rules name them.
+func TestAskAboutIGMPTypes(t *testing.T) {
+	set := rule.Set{Rules: []rule.Rule{{
+		Direction: flow.Ingress, Peers: []rule.Peer{{Kind: rule.PeerAny}}, Action: rule.Deny,
+		L4:     []rule.L4{{Proto: flow.IGMP, Ports: rule.PortRange{First: flow.ICMPPort(0x16, 0), Last: flow.ICMPPort(0x16, 255)}, SrcPorts: rule.AllPorts}},
+		Origin: rule.Origin{Group: "test", Kind: "Rule", Name: "r"},
+	}}}
+	world := &rule.World{}
+	for i, name := range []string{"a", "b"} {
+		world.Endpoints = append(world.Endpoints, rule.Endpoint{Namespace: "x", Name: name, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})}})
+	}
+	table, _, err := classifier.Compile(set, world, classifier.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := NewWorld(&inventory.Snapshot{}, table)
+	pods := w.Pods()
+	cases, err := w.Ask(End{Pods: pods[:1]}, End{Pods: pods[1:]}, Ports{Last: 0xffff})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(cases, func(c Case) bool {
+		return c.Protocol == "IGMP" && c.Ports == [2]uint16{0x1600, 0x16ff} && !c.Decision.Allowed()
+	}) {
+		t.Errorf("no case is about reports of membership: %+v", cases)
 	}
 }

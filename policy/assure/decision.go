@@ -174,12 +174,12 @@ func pick(d flow.Direction, egress, ingress int32) int32 {
 }
 
 // ports are those a protocol's packets can have: TCP, UDP and SCTP have no port 0
-// (RFC 6335, section 6), ICMP has type<<8|code, other protocols have none.
+// (RFC 6335, section 6), ICMP and IGMP have type<<8|code, other protocols have none.
 func ports(p flow.Proto) rule.PortRange {
 	switch {
 	case p.HasPorts():
 		return rule.PortRange{First: 1, Last: 0xffff}
-	case p == flow.ICMP || p == flow.ICMPv6:
+	case p == flow.ICMP || p == flow.ICMPv6 || p == flow.IGMP:
 		return rule.AllPorts
 	}
 	return rule.PortRange{}
