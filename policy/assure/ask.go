@@ -113,7 +113,7 @@ func (w *World) Ask(from, to End, ports Ports) ([]Case, error) {
 	if from.Service != nil {
 		return nil, fmt.Errorf("%s is a Service: connections come from pods and addresses", from.Text)
 	}
-	q := asker{world: w, programs: newPrograms([2]*classifier.Table{w.Table, w.Table}), ports: ports}
+	q := asker{world: w, programs: newPrograms(w.Table), ports: ports}
 	if to.Service != nil {
 		return q.service(from, to)
 	}
@@ -229,33 +229,14 @@ func (q *asker) pair(s, d source, self bool) {
 	}
 	eg := q.programs.of(0, flow.Egress, s.end, d.end)
 	in := q.programs.of(0, flow.Ingress, d.end, s.end)
-	for i, proto := range q.programs.protos {
-		want := within.Proto
-		if want == flow.ICMP && !q.is4 || want == flow.ICMPv6 && q.is4 {
-			want = map[bool]flow.Proto{true: flow.ICMP, false: flow.ICMPv6}[q.is4]
-			if within.First == within.Last && within.First == flow.ICMPPort(flow.ICMPEchoRequest, 0) && !q.is4 {
-				within.First, within.Last = flow.ICMPPort(flow.ICMPv6EchoRequest, 0), flow.ICMPPort(flow.ICMPv6EchoRequest, 0)
-			}
+	q.programs.within(within, q.is4, []int32{eg, in}, func(i int, want flow.Proto, c *cell) bool {
+		dec := q.programs.sides.decision(c.sides[0], c.sides[1])
+		if self {
+			dec = Decision{Verdict: classifier.Allow.String(), Direction: flow.Ingress.String()}
 		}
-		other := i == len(q.programs.protos)-1
-		if skips(proto, q.is4) || want != flow.AnyProto && want != proto && (!other || slices.Contains(q.programs.protos[:i], want)) {
-			continue
-		}
-		r := ports(proto)
-		if want != flow.AnyProto {
-			r = rule.PortRange{First: max(r.First, within.First), Last: min(r.Last, within.Last)}
-		}
-		if r.First > r.Last {
-			continue
-		}
-		for _, c := range q.programs.cells(i, r, []int32{eg, in}) {
-			dec := q.programs.sides.decision(c.sides[0], c.sides[1])
-			if self {
-				dec = Decision{Verdict: classifier.Allow.String(), Direction: flow.Ingress.String()}
-			}
-			q.add(s, d, i, want, c, dec)
-		}
-	}
+		q.add(s, d, i, want, *c, dec)
+		return true
+	})
 }
 
 // add appends a case, or widens the one before.

@@ -106,7 +106,7 @@ func compare(old, now *State, opt Options) (*Diff, error) {
 			workloadsOf(old.Snapshot, worlds[0].Endpoints), workloadsOf(now.Snapshot, worlds[1].Endpoints))
 	}
 	d.units = append(d.units, nodeUnits(worlds)...)
-	d.programs = newPrograms(d.tables)
+	d.programs = newPrograms(d.tables[:]...)
 	for i, is4 := range []bool{true, false} {
 		f := &family{diff: d, report: report, is4: is4, index: map[classKey]int32{}, cache: map[[4]int32]int32{}, results: make([][]portChange, 1)}
 		f.addUnits()

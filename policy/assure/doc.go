@@ -38,6 +38,25 @@
 // about all pods of both is marked [Change.Some]. What only one state has is in
 // Added and Removed. Intervals of one pair are disjoint and maximal.
 //
+// # Proving
+//
+//	ans, err := w.Prove(&assure.Claim{From: "ns:tier=dev", To: "ns:tier=pci", Ports: …, Expect: "deny"}, assure.DefaultLimit)
+//	switch ans.Answer { case assure.Refuted: … ans.Witness.Packet, ans.Witness.Table }
+//
+// A [Claim] is about every pod that its [Rights] allow, not only those there are:
+//
+//	rules ─► leaves ─► kinds of pods ─► one pod each, compiled ─► programs of all pairs
+//
+// A leaf is a selector without alternatives. To policies a pod is which leaves it
+// matches, its named ports, the prefixes and sets around its address, and what
+// relations compare with the other end. Labels are decided key by key, and
+// assignments that no leaf tells apart become one, so the number of kinds follows
+// what policies say and not how many labels there could be. Rules that cannot be
+// about the two ends make no leaves. The pods of a kind are alike to every rule that
+// may decide, so one is asked about for all; what the classifier says of it is the
+// answer. A breach is asked about again, with the pods there are, before it is a
+// [Witness].
+//
 // # What a question leaves open
 //
 //   - Ports: TCP, UDP and SCTP have 1 to 65535; ICMP has type<<8|code; other

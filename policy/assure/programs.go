@@ -25,8 +25,8 @@ type answers [][]span
 // programs numbers the answers that occur, so that equal ones of different tables
 // have one number. Number 0 is not used.
 type programs struct {
-	tables [2]*classifier.Table
-	match  [2]*classifier.Matcher
+	tables []*classifier.Table
+	match  []*classifier.Matcher
 	protos []flow.Proto // the last one stands for all others
 	sides  *sides
 
@@ -48,13 +48,13 @@ type outcomeRef struct {
 	outcome classifier.OutcomeID
 }
 
-func newPrograms(tables [2]*classifier.Table) *programs {
+func newPrograms(tables ...*classifier.Table) *programs {
 	p := &programs{
 		tables: tables, sides: newSides(), list: make([]answers, 1), ids: map[string]int32{},
 		seen: map[programRef]int32{}, out: map[outcomeRef]int32{},
 	}
-	for i, t := range tables {
-		p.match[i] = classifier.NewMatcher(t)
+	for _, t := range tables {
+		p.match = append(p.match, classifier.NewMatcher(t))
 		named, _ := t.Protocols()
 		p.protos = append(p.protos, named...)
 	}
@@ -236,4 +236,36 @@ func (p *programs) changes(is4 bool, oldEgress, oldIngress, egress, ingress int3
 		flush()
 	}
 	return out
+}
+
+// within calls f with the cells of the ports of a question, by protocol: i is the
+// protocol's place in protos, want the one that was asked for, AnyProto for all. It
+// stops where f returns false.
+func (p *programs) within(asked Ports, is4 bool, ids []int32, f func(i int, want flow.Proto, c *cell) bool) {
+	want := asked.Proto
+	if want == flow.ICMP && !is4 || want == flow.ICMPv6 && is4 {
+		want = map[bool]flow.Proto{true: flow.ICMP, false: flow.ICMPv6}[is4]
+		if asked.First == asked.Last && asked.First == flow.ICMPPort(flow.ICMPEchoRequest, 0) && !is4 {
+			asked.First, asked.Last = flow.ICMPPort(flow.ICMPv6EchoRequest, 0), flow.ICMPPort(flow.ICMPv6EchoRequest, 0)
+		}
+	}
+	for i, proto := range p.protos {
+		other := i == len(p.protos)-1
+		if skips(proto, is4) || want != flow.AnyProto && want != proto && (!other || slices.Contains(p.protos[:i], want)) {
+			continue
+		}
+		r := ports(proto)
+		if want != flow.AnyProto {
+			r = rule.PortRange{First: max(r.First, asked.First), Last: min(r.Last, asked.Last)}
+		}
+		if r.First > r.Last {
+			continue
+		}
+		cells := p.cells(i, r, ids)
+		for j := range cells {
+			if !f(i, want, &cells[j]) {
+				return
+			}
+		}
+	}
 }

@@ -46,7 +46,7 @@ type reachKey struct {
 
 // NewReach returns a Reach of the world.
 func (w *World) NewReach() *Reach {
-	return &Reach{w.Table, newPrograms([2]*classifier.Table{w.Table, w.Table}), map[reachKey][]Span{}}
+	return &Reach{w.Table, newPrograms(w.Table), map[reachKey][]Span{}}
 }
 
 // Named returns the protocols with spans of their own: all but those of Other.

@@ -73,6 +73,10 @@ func LearntSet(name string) bool {
 		strings.HasPrefix(name, ciliumFQDNPrefix)
 }
 
+// LearntOutside reports whether a set is filled from DNS answers without addresses of
+// pods and nodes.
+func LearntOutside(name string) bool { return strings.HasPrefix(name, ciliumFQDNPrefix) }
+
 // SetNames returns the names of all address sets the rules ask for, sorted.
 func SetNames(set *rule.Set) []string {
 	var names []string
