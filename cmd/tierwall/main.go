@@ -96,7 +96,8 @@ A cluster is the one of your kubeconfig, read with your permissions; --manifests
 always wins. Named kubectl-tierwall, in your PATH, it is "kubectl tierwall". Only
 "demo" and "cleanup" need root.
 
-Exit codes: 0 answered, 1 found something wrong, 2 could not ask or answer.`,
+Exit codes: 0 answered, 1 found something wrong, 2 could not ask or answer, 3 a claim
+that "prove" could not decide.`,
 		Example: `  # In a cluster: is it enforced, and what happens now?
   tierwall status
   tierwall flows --namespace shop
@@ -123,7 +124,7 @@ Exit codes: 0 answered, 1 found something wrong, 2 could not ask or answer.`,
 	}
 	root.AddCommand(
 		newMatrix(), newExplain(),
-		newDiff(), newTest(), newRecommend(),
+		newDiff(), newTest(), newProve(), newRecommend(),
 		newCheck(),
 		newGet(), newStatus(), newFlows(), newWait(),
 		newAudit(),

@@ -315,11 +315,16 @@ func TestIntentSchema(t *testing.T) {
 	manifests := shopWith(t, 5432)
 	for text, want := range map[string]bool{
 		intents: true,
-		strings.Replace(intents, "forever: true", "forever: yes please", 1): false,
-		strings.Replace(intents, "expect: deny", "expect: drop", 1):         false,
-		strings.Replace(intents, "by: shop/db", "via: shop/db", 1):          false,
-		strings.Replace(intents, "kind: Intent", "kind: Intents", 1):        false,
-		strings.Replace(intents, "port: 5432/TCP, ", "", 1):                 false,
+		strings.Replace(intents, "forever: true", "forever: yes please", 1):                                                                        false,
+		strings.Replace(intents, "expect: deny", "expect: drop", 1):                                                                                false,
+		strings.Replace(intents, "by: shop/db", "via: shop/db", 1):                                                                                 false,
+		strings.Replace(intents, "kind: Intent", "kind: Intents", 1):                                                                               false,
+		strings.Replace(intents, "forever: true", "forever: true, rights: {pods: ns:shop, keepLabels: [app, role], podNetworks: [10.0.0.0/8]}", 1): true,
+		strings.Replace(intents, "tests:", "rights: {namespaces: any, policies: any}\ntests:", 1):                                                  true,
+		strings.Replace(intents, "tests:", "rights: {namespaces: some}\ntests:", 1):                                                                false,
+		strings.Replace(intents, "forever: true", "forever: true, rights: {pod: any}", 1):                                                          false,
+		strings.Replace(intents, "forever: true", "forever: true, rights: {pods: []}", 1):                                                          false,
+		strings.Replace(intents, "port: 5432/TCP, ", "", 1):                                                                                        false,
 	} {
 		var v any
 		if err := yaml.Unmarshal([]byte(text), &v); err != nil {

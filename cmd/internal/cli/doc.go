@@ -9,6 +9,7 @@
 //	1  the answer is a finding: broken manifests, a mismatch on the wire
 //	2  the question could not be asked or answered: wrong usage, no such pod,
 //	   a missing privilege
+//	3  a claim could not be decided within the bounds ("prove" alone)
 //
 // A command returns an ordinary error; [Code] maps it. Only [Finding] errors
 // exit with 1, everything else is 2, so that a forgotten case never looks like

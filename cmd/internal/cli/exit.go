@@ -10,6 +10,8 @@ const (
 	ExitOK      = 0
 	ExitFinding = 1
 	ExitUsage   = 2
+	// ExitUndecided is of claims that were neither proved nor refuted.
+	ExitUndecided = 3
 )
 
 // FindingError says that the command worked and found something wrong. Shown
@@ -18,6 +20,8 @@ const (
 type FindingError struct {
 	Err   error
 	Shown bool
+	// Undecided says that it is no finding: there is no answer within the bounds.
+	Undecided bool
 }
 
 // Error returns the wrapped error's text.
@@ -51,6 +55,9 @@ func Code(err error) int {
 	case err == nil:
 		return ExitOK
 	case errors.As(err, &finding):
+		if finding.Undecided {
+			return ExitUndecided
+		}
 		return ExitFinding
 	}
 	return ExitUsage

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/tierwall/tierwall/policy/assure"
 )
 
 // Test is one expectation.
@@ -21,11 +23,12 @@ type Test struct {
 	File     string
 	Line     int
 	Name     string
-	From, To string // ends, see assure.EndForms
-	Port     string // see assure.ParsePorts
-	Expect   string // allow, deny or reject
-	By       string // the policy that has to decide; "" for any
-	Forever  bool   // to be proved, not only tested
+	From, To string         // ends, see assure.EndForms
+	Port     string         // see assure.ParsePorts
+	Expect   string         // allow, deny or reject
+	By       string         // the policy that has to decide; "" for any
+	Forever  bool           // to be proved, not only tested
+	Rights   *assure.Rights // what a claim allows; nil for the default
 	// Namespace is that of names without one; "" if the file does not say.
 	Namespace string
 }
@@ -274,12 +277,13 @@ func (l *loader) intent(n *yaml.Node) {
 		l.errorf(n, fmt.Sprintf("write apiVersion: %s and kind: %s", APIVersion, Kind), "not a file of tests: apiVersion %q, kind %q", v, k)
 		return
 	}
-	if !l.fields(n, "Intent", "apiVersion", "kind", "metadata", "tests") {
+	if !l.fields(n, "Intent", "apiVersion", "kind", "metadata", "rights", "tests") {
 		return
 	}
 	if m := child(n, "metadata"); m != nil && !l.fields(m, "metadata", "name", "namespace", "labels", "annotations") {
 		return
 	}
+	rights := l.rights(n, "")
 	list := child(n, "tests")
 	if list == nil || list.Kind != yaml.SequenceNode || len(list.Content) == 0 {
 		l.errorf(n, "write tests: [{from: …, to: …, port: …, expect: …}]", "tests: want a list of at least one test")
@@ -288,13 +292,16 @@ func (l *loader) intent(n *yaml.Node) {
 	for i, item := range list.Content {
 		item = resolve(item)
 		what := fmt.Sprintf("tests[%d]", i)
-		if !l.fields(item, what, "name", "from", "to", "port", "expect", "by", "forever") {
+		if !l.fields(item, what, "name", "from", "to", "port", "expect", "by", "forever", "rights") {
 			continue
 		}
 		t := Test{
 			File: l.file, Line: item.Line, Name: l.text(item, "name"), From: l.text(item, "from"), To: l.text(item, "to"),
 			Port: l.text(item, "port"), Expect: strings.ToLower(l.text(item, "expect")), By: l.text(item, "by"),
-			Namespace: l.text(child(n, "metadata"), "namespace"),
+			Namespace: l.text(child(n, "metadata"), "namespace"), Rights: rights,
+		}
+		if own := l.rights(item, what+"."); own != nil {
+			t.Rights = own
 		}
 		for _, key := range []string{"from", "to", "port", "expect"} {
 			if l.text(item, key) == "" && (key != "expect" || l.opt.Expect == "") {

@@ -54,10 +54,7 @@ type Results struct {
 // Run asks about every test. An end that means nothing, a port that cannot be, a
 // policy that does not exist are errors with file and line, and there is no result.
 func Run(tests []Test, in *cli.Input, namespace string) (*Results, error) {
-	r := runner{world: assure.NewWorld(in.Snapshot, in.Table), in: in, objects: map[string]*api.Object{}}
-	for _, o := range in.Objects {
-		r.objects[refOf(o)] = o
-	}
+	r := newRunner(in)
 	out := &Results{Tests: []Result{}}
 	var errs []error
 	for i := range tests {
@@ -84,6 +81,14 @@ type runner struct {
 	world   *assure.World
 	in      *cli.Input
 	objects map[string]*api.Object
+}
+
+func newRunner(in *cli.Input) *runner {
+	r := &runner{world: assure.NewWorld(in.Snapshot, in.Table), in: in, objects: map[string]*api.Object{}}
+	for _, o := range in.Objects {
+		r.objects[refOf(o)] = o
+	}
+	return r
 }
 
 // refOf is rule.Origin.Ref of an object.

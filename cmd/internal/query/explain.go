@@ -76,6 +76,11 @@ func Explain(t *classifier.Table, from, to Target, p Port, family Family) (Expla
 	return e, nil
 }
 
+// ExplainVia is Explain for two addresses, of a connection that was opened to via.
+func ExplainVia(t *classifier.Table, from, to string, src, dst netip.Addr, p Port, via flow.Service) Explanation {
+	return explain(t, from, to, src, dst, p, via)
+}
+
 func explain(t *classifier.Table, from, to string, src, dst netip.Addr, p Port, via flow.Service) Explanation {
 	f, k := question(t, from, to, src, dst, p)
 	tr := t.ExplainVia(k, via)
