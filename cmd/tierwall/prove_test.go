@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -344,10 +345,30 @@ func TestProveBadInput(t *testing.T) {
 		{"a right without sense", with("keepNamespaceLabels: [tier]"), "means nothing without namespaces: any"},
 		{"no pod there is", with("pods: none") + "\n- " + strings.Replace(with("pods: none"), "ns:tier=dev", "ns:shop", 1), ":5: from: ns:shop: there is no such pod"},
 		{"an unknown policy", strings.Replace(devToPCI, "port", "by: nope, port", 1), ":4: by: no policy nope; there is "},
+		{"a named port nobody has", strings.NewReplacer("ns:tier=pci", "pci/db", "port: any", "port: grpc/TCP").Replace(devToPCI), ":4: no pod of pci/db has a port named grpc"},
+		{"a named port of addresses", strings.NewReplacer("ns:tier=pci", "external:any", "port: any", "port: grpc/TCP").Replace(devToPCI), ":4: no pod of external:any has a port named grpc"},
 		{"both ends outside", strings.NewReplacer("ns:tier=dev", "8.8.8.8", "ns:tier=pci", "external:any").Replace(devToPCI), ":4: both ends are addresses outside"},
 	} {
 		if r := tierwall(t, "", "prove", claimFile(t, tt.claim), "-m", manifests); r.code != 2 || r.out != "" || !strings.Contains(r.err, tt.want) {
 			t.Errorf("%s: exit code %d, want %q in %q, out %q", tt.what, r.code, tt.want, r.err, r.out)
+		}
+	}
+}
+
+// TestProveShowsHostileNames: names of claims and labels of witnesses are shown, not
+// obeyed.
+func TestProveShowsHostileNames(t *testing.T) {
+	manifests := dir(t, map[string]string{"world.yaml": tenants, "policies.yaml": strings.ReplaceAll(dialects["AdminNetworkPolicy v0.1.7"], "#OPEN ", "")})
+	for what, name := range hostileNames {
+		quoted := strconv.QuoteToASCII(strings.ToValidUTF8(name, "?"))
+		file := claimFile(t, strings.Replace(devToPCI, "{", "{name: "+quoted+", ", 1))
+		r := tierwall(t, "", "prove", file, "-m", manifests)
+		if r.code != 1 {
+			t.Errorf("%s: exit code %d: %s%s", what, r.code, cut(r.out), cut(r.err))
+		}
+		checkShown(t, what, r.out)
+		if r := tierwall(t, "", "prove", file, "-m", manifests, "-o", "json"); !json.Valid([]byte(r.out)) {
+			t.Errorf("%s: no JSON: %q", what, cut(r.out))
 		}
 	}
 }

@@ -244,6 +244,8 @@ func (p *prover) decide(ans *Answer) error {
 		return fmt.Errorf("from: %s: there is no such pod, and the rights let none come", p.from.text)
 	case ans.Covers.To == 0:
 		return fmt.Errorf("to: %s: there is no such pod, and the rights let none come", p.to.text)
+	case pods > 0 && ans.Covers.Ranges == 0:
+		return fmt.Errorf("no pod of %s has a port named %s for %s", p.to.text, p.claim.Ports.Name, p.claim.Ports.Proto)
 	case pods == 0:
 		return fmt.Errorf("there are no connections from %s to %s: they are one pod, cannot be there at once, or have no address family in common", p.from.text, p.to.text)
 	}
