@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/tierwall/tierwall/classifier"
@@ -15,15 +16,36 @@ import (
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
-var worlds = flag.Int("worlds", 150, "random worlds that a comparison is checked in")
+var worlds = flag.Int("worlds", 1000, "random worlds that a comparison is checked in")
 
 // TestDiffIsWhatLookupSays compares every pair of pods, nodes and outside addresses
 // of two random states, one connection at a time, and wants the same from Compare:
 // every protocol, every port next to a boundary, with nothing missing, nothing too
-// much, and no two intervals that could be one. Run it with -worlds 1000.
+// much, and no two intervals that could be one.
 func TestDiffIsWhatLookupSays(t *testing.T) {
+	const shards = 4
+	var mu sync.Mutex
 	counted := Summary{}
-	for seed := range *worlds {
+	t.Run("shards", func(t *testing.T) {
+		for shard := range shards {
+			t.Run(fmt.Sprint(shard), func(t *testing.T) {
+				t.Parallel()
+				some := diffWorlds(t, shard, shards)
+				mu.Lock()
+				defer mu.Unlock()
+				counted.Opened, counted.Closed, counted.Rule = counted.Opened+some.Opened, counted.Closed+some.Closed, counted.Rule+some.Rule
+			})
+		}
+	})
+	t.Logf("%d worlds: %+v", *worlds, counted)
+	if counted.Opened == 0 || counted.Closed == 0 || counted.Rule == 0 {
+		t.Errorf("not every kind of change came up: %+v", counted)
+	}
+}
+
+// diffWorlds checks every shards-th world.
+func diffWorlds(t *testing.T, shard, shards int) (counted Summary) {
+	for seed := shard; seed < *worlds; seed += shards {
 		r := rand.New(rand.NewPCG(uint64(seed), 17))
 		var old, now State
 		old.Set, old.world = universe.Random(r)
@@ -39,13 +61,10 @@ func TestDiffIsWhatLookupSays(t *testing.T) {
 		}
 		brute.check(fmt.Sprint("world ", seed), d, &counted)
 		if t.Failed() {
-			return
+			break
 		}
 	}
-	t.Logf("%d worlds: %+v", *worlds, counted)
-	if counted.Opened == 0 || counted.Closed == 0 || counted.Rule == 0 {
-		t.Errorf("not every kind of change came up: %+v", counted)
-	}
+	return counted
 }
 
 // mutate makes the second state of the first: some rules go, some come from
@@ -105,10 +124,11 @@ type brute struct {
 	protos []flow.Proto
 	ports  []uint16
 	srcs   []uint16
+	sides  map[outcomeRef]side
 }
 
 func newBrute(t *testing.T, old, now *State) *brute {
-	b := &brute{t: t, old: old, now: now, srcs: []uint16{SourcePort}}
+	b := &brute{t: t, old: old, now: now, srcs: []uint16{SourcePort}, sides: map[outcomeRef]side{}}
 	b.ports = []uint16{0, 1, 65535, flow.ICMPPort(8, 0)}
 	named := map[flow.Proto]bool{flow.TCP: true, flow.UDP: true, flow.SCTP: true, flow.ICMP: true, flow.ICMPv6: true, flow.IGMP: true}
 	for i, s := range []*State{old, now} {
@@ -219,18 +239,18 @@ func (b *brute) check(what string, d *Diff, counted *Summary) {
 		family   int
 	}
 	byPair := map[pairOf][]Change{}
-	var outside [2][]Change // by: from is a prefix, to is one
+	var outside [2][]outsideChange // by: from is a prefix, to is one
 	for c := range d.Changes() {
 		counted.Count(c.Kind)
 		if c.Before == c.After {
 			b.t.Errorf("%s: nothing changes in %+v", what, c)
 		}
 		byPair[pairOf{c.From, c.To, c.Family}] = append(byPair[pairOf{c.From, c.To, c.Family}], c)
-		if _, err := netip.ParsePrefix(c.From); err == nil {
-			outside[0] = append(outside[0], c)
+		if p, err := netip.ParsePrefix(c.From); err == nil {
+			outside[0] = append(outside[0], outsideChange{p, c.To, c})
 		}
-		if _, err := netip.ParsePrefix(c.To); err == nil {
-			outside[1] = append(outside[1], c)
+		if p, err := netip.ParsePrefix(c.To); err == nil {
+			outside[1] = append(outside[1], outsideChange{p, c.From, c})
 		}
 	}
 	maximal(b.t, what, byPair[pairOf{}])
@@ -250,9 +270,9 @@ func (b *brute) check(what string, d *Diff, counted *Summary) {
 			rows := byPair[pairOf{x.name, y.name, family}]
 			switch {
 			case x.name == "":
-				rows = covering(outside[0], y.name, x.old, func(c *Change) (string, string) { return c.From, c.To })
+				rows = covering(outside[0], y.name, x.old)
 			case y.name == "":
-				rows = covering(outside[1], x.name, y.old, func(c *Change) (string, string) { return c.To, c.From })
+				rows = covering(outside[1], x.name, y.old)
 			}
 			b.pair(what, x, y, rows)
 			if b.t.Failed() {
@@ -262,12 +282,18 @@ func (b *brute) check(what string, d *Diff, counted *Summary) {
 	}
 }
 
-func covering(rows []Change, name string, a netip.Addr, ends func(*Change) (prefix, other string)) []Change {
+// outsideChange is a change between a prefix and another end.
+type outsideChange struct {
+	prefix netip.Prefix
+	other  string
+	Change
+}
+
+func covering(rows []outsideChange, name string, a netip.Addr) []Change {
 	var out []Change
 	for i := range rows {
-		prefix, other := ends(&rows[i])
-		if p, err := netip.ParsePrefix(prefix); err == nil && p.Contains(a) && other == name {
-			out = append(out, rows[i])
+		if rows[i].other == name && rows[i].prefix.Contains(a) {
+			out = append(out, rows[i].Change)
 		}
 	}
 	return out
@@ -349,7 +375,18 @@ func (v *verdict) key() [2]side {
 func (b *brute) ask(table int, src, dst netip.Addr, proto flow.Proto, port, srcPort uint16) verdict {
 	t := b.tables[table]
 	d := t.Lookup(flow.Key{Src: flow.AddrFrom(src), Dst: flow.AddrFrom(dst), Proto: proto, DstPort: port, SrcPort: srcPort})
-	return verdict{d.Verdict, sideOf(t, flow.Egress, d.Egress), sideOf(t, flow.Ingress, d.Ingress)}
+	return verdict{d.Verdict, b.side(table, flow.Egress, d.Egress), b.side(table, flow.Ingress, d.Ingress)}
+}
+
+// side remembers sides: there are few, of many connections.
+func (b *brute) side(table int, d flow.Direction, id classifier.OutcomeID) side {
+	ref := outcomeRef{table, d, id}
+	s, ok := b.sides[ref]
+	if !ok {
+		s = sideOf(b.tables[table], d, id)
+		b.sides[ref] = s
+	}
+	return s
 }
 
 func (b *brute) same(what string, c *Change, old, now verdict) {
