@@ -113,7 +113,7 @@ func (w *World) Ask(from, to End, ports Ports) ([]Case, error) {
 	if from.Service != nil {
 		return nil, fmt.Errorf("%s is a Service: connections come from pods and addresses", from.Text)
 	}
-	q := asker{world: w, programs: newPrograms(w.Table), ports: ports}
+	q := asker{world: w, programs: newPrograms(w.Table).reader(), ports: ports}
 	if to.Service != nil {
 		return q.service(from, to)
 	}
@@ -189,7 +189,7 @@ func (w *World) sources(e End, is4 bool) []source {
 
 type asker struct {
 	world    *World
-	programs *programs
+	programs *reader
 	ports    Ports
 	is4      bool
 	out      []Case

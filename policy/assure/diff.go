@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/tierwall/tierwall/classifier"
-	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
 )
 
@@ -168,7 +168,7 @@ type family struct {
 type class struct {
 	ends    [2]classifier.End
 	same    classifier.Unchanged
-	change  [2]*classifier.SubjectChange // by direction; nil until asked for
+	change  [2]*classifier.SubjectChange // by direction, where it is policed and not the same
 	local   bool                         // policed in one of the tables
 	units   []member                     // which units have slots of it
 	outside []region                     // or which outside addresses it stands for
@@ -233,100 +233,6 @@ func (f *family) addRegions(regions []region) {
 	}
 }
 
-// compare finds the pairs of classes between which something changes. Most pairs
-// are not looked at: between ends that are unchanged nothing is.
-func (f *family) compare() {
-	var changed []int32
-	for i := range f.classes {
-		if u := f.classes[i].same; !u.Egress || !u.Ingress || !u.Peer {
-			changed = append(changed, int32(i))
-		}
-	}
-	f.pairs = make([][]pair, len(f.classes))
-	isChanged := make([]bool, len(f.classes))
-	for _, i := range changed {
-		isChanged[i] = true
-	}
-	for src := range f.classes {
-		if !isChanged[src] {
-			for _, dst := range changed {
-				f.comparePair(int32(src), dst)
-			}
-			continue
-		}
-		for dst := range f.classes {
-			f.comparePair(int32(src), int32(dst))
-		}
-	}
-}
-
-func (f *family) comparePair(src, dst int32) {
-	a, b := &f.classes[src], &f.classes[dst]
-	if !a.local && !b.local {
-		return
-	}
-	var sides [2][2]int32 // by direction, then table
-	decided := [2]bool{}
-	differs := false
-	for _, d := range flow.Directions {
-		subject, peer := a, b
-		if d == flow.Ingress {
-			subject, peer = b, a
-		}
-		if !f.mayDiffer(d, subject, peer) {
-			continue
-		}
-		for i := range sides[d] {
-			sides[d][i] = f.diff.programs.of(i, d, subject.ends[i], peer.ends[i])
-		}
-		decided[d] = true
-		differs = differs || sides[d][0] != sides[d][1]
-	}
-	if !differs {
-		return
-	}
-	for _, d := range flow.Directions {
-		subject, peer := a, b
-		if d == flow.Ingress {
-			subject, peer = b, a
-		}
-		if !decided[d] {
-			sides[d][0] = f.diff.programs.of(0, d, subject.ends[0], peer.ends[0])
-			sides[d][1] = sides[d][0]
-		}
-	}
-	key := [4]int32{sides[flow.Egress][0], sides[flow.Ingress][0], sides[flow.Egress][1], sides[flow.Ingress][1]}
-	result, ok := f.cache[key]
-	if !ok {
-		if changes := f.diff.programs.changes(f.is4, key[0], key[1], key[2], key[3]); len(changes) > 0 {
-			result = int32(len(f.results))
-			f.results = append(f.results, changes)
-		}
-		f.cache[key] = result
-	}
-	if result != 0 {
-		f.pairs[src] = append(f.pairs[src], pair{dst, result})
-	}
-}
-
-// mayDiffer reports whether what a subject's policies say about a peer may not be
-// the same in both tables.
-func (f *family) mayDiffer(d flow.Direction, subject, peer *class) bool {
-	switch same := subject.same; {
-	case !subject.local:
-		return false
-	case !peer.same.Peer:
-		return true
-	case d == flow.Egress && same.Egress, d == flow.Ingress && same.Ingress:
-		return false
-	}
-	if subject.change[d] == nil {
-		c := f.report.SubjectChange(d, subject.ends[0], subject.ends[1])
-		subject.change[d] = &c
-	}
-	return subject.change[d].Concerns(peer.ends[0], peer.ends[1])
-}
-
 // Changes lists the changes: opened, closed, then the others; within a kind by
 // source, destination, family, protocol and ports.
 func (d *Diff) Changes() iter.Seq[Change] {
@@ -343,30 +249,64 @@ func (d *Diff) Changes() iter.Seq[Change] {
 type outcome struct{ result, slots int32 }
 
 func (d *Diff) each(kind Kind, yield func(Change) bool) bool {
-	var byFamily [2]struct{ in, out map[int32][]outcomeOutside }
-	for i, f := range d.families {
-		byFamily[i].in = f.outsideSources()
+	if !slices.ContainsFunc(d.families[:], func(f *family) bool { return f.has(kind) }) {
+		return true
 	}
-	// Rows from outside come after those of all pods.
-	for u := range d.units {
-		var rows []Change
+	if !inOrder(len(d.units), func(u int) (rows []Change) {
 		for _, f := range d.families {
 			rows = append(rows, f.from(int32(u), kind)...)
 		}
-		sortChanges(rows)
-		for _, c := range rows {
-			if !yield(c) {
-				return false
-			}
-		}
+		return sortChanges(rows)
+	}, yield) {
+		return false
 	}
-	for u := range d.units {
-		var rows []Change
+	// Rows from outside come after those of all pods.
+	var in [2]map[int32][]outcomeOutside
+	for i, f := range d.families {
+		in[i] = f.outsideSources()
+	}
+	return inOrder(len(d.units), func(u int) (rows []Change) {
 		for i, f := range d.families {
-			rows = append(rows, f.fromOutside(int32(u), byFamily[i].in[int32(u)], kind)...)
+			rows = append(rows, f.fromOutside(int32(u), in[i][int32(u)], kind)...)
 		}
-		sortChanges(rows)
-		for _, c := range rows {
+		return sortChanges(rows)
+	}, yield)
+}
+
+// has reports whether a change of the kind occurs.
+func (f *family) has(kind Kind) bool {
+	return slices.ContainsFunc(f.results, func(r []portChange) bool {
+		return slices.ContainsFunc(r, func(c portChange) bool { return c.kind == kind })
+	})
+}
+
+// inOrder gives out the rows of 0 to n-1 one after the other, and makes those of the
+// next ones at the same time.
+func inOrder(n int, rows func(int) []Change, yield func(Change) bool) bool {
+	const batch = 32
+	stop := make(chan struct{})
+	defer close(stop)
+	ahead := make(chan chan []Change, 2*runtime.GOMAXPROCS(0))
+	go func() {
+		defer close(ahead)
+		for first := 0; first < n; first += batch {
+			done := make(chan []Change, 1)
+			select {
+			case ahead <- done:
+			case <-stop:
+				return
+			}
+			go func() {
+				var out []Change
+				for i := first; i < min(first+batch, n); i++ {
+					out = append(out, rows(i)...)
+				}
+				done <- out
+			}()
+		}
+	}()
+	for done := range ahead {
+		for _, c := range <-done {
 			if !yield(c) {
 				return false
 			}
@@ -375,13 +315,14 @@ func (d *Diff) each(kind Kind, yield func(Change) bool) bool {
 	return true
 }
 
-func sortChanges(rows []Change) {
+func sortChanges(rows []Change) []Change {
 	slices.SortStableFunc(rows, func(a, b Change) int {
 		if c := strings.Compare(a.From, b.From); c != 0 {
 			return c
 		}
 		return strings.Compare(a.To, b.To)
 	})
+	return rows
 }
 
 // from returns the changes of connections that a unit opens.

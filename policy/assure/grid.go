@@ -45,7 +45,7 @@ type grid struct {
 	worlds   int
 
 	tables   []*classifier.Table // by policies, then world
-	programs *programs
+	programs *reader
 	reps     [][2][]classifier.End // by table: of subjects, of peers
 	answers  [2][][][]int32        // egress, ingress: by policies, subject and peer
 	verdicts [][]*breach           // by the answers of both directions; see nothing
@@ -445,7 +445,7 @@ func (g *grid) compile() error {
 			g.reps = append(g.reps, ends)
 		}
 	}
-	g.programs = newPrograms(g.tables...)
+	g.programs = newPrograms(g.tables...).reader()
 	for d := range g.answers {
 		for range g.sets {
 			g.answers[d] = append(g.answers[d], make([][]int32, len(g.subjects)))

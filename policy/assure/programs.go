@@ -3,6 +3,7 @@ package assure
 import (
 	"encoding/binary"
 	"slices"
+	"sync"
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/flow"
@@ -26,14 +27,20 @@ type answers [][]span
 // have one number. Number 0 is not used.
 type programs struct {
 	tables []*classifier.Table
-	match  []*classifier.Matcher
 	protos []flow.Proto // the last one stands for all others
-	sides  *sides
 
-	list []answers
-	ids  map[string]int32
-	seen map[programRef]int32
-	out  map[outcomeRef]int32
+	mu    sync.Mutex // guards what follows, while several readers are at work
+	sides *sides
+	list  []answers
+	ids   map[string]int32
+	out   map[outcomeRef]int32
+}
+
+// reader reads the programs of the tables for one goroutine.
+type reader struct {
+	*programs
+	match []*classifier.Matcher // by table
+	seen  map[programRef]int32
 }
 
 type programRef struct {
@@ -50,11 +57,9 @@ type outcomeRef struct {
 
 func newPrograms(tables ...*classifier.Table) *programs {
 	p := &programs{
-		tables: tables, sides: newSides(), list: make([]answers, 1), ids: map[string]int32{},
-		seen: map[programRef]int32{}, out: map[outcomeRef]int32{},
+		tables: tables, sides: newSides(), list: make([]answers, 1), ids: map[string]int32{}, out: map[outcomeRef]int32{},
 	}
 	for _, t := range tables {
-		p.match = append(p.match, classifier.NewMatcher(t))
 		named, _ := t.Protocols()
 		p.protos = append(p.protos, named...)
 	}
@@ -67,6 +72,14 @@ func newPrograms(tables ...*classifier.Table) *programs {
 		}
 	}
 	return p
+}
+
+func (p *programs) reader() *reader {
+	r := &reader{programs: p, seen: map[programRef]int32{}}
+	for _, t := range p.tables {
+		r.match = append(r.match, classifier.NewMatcher(t))
+	}
+	return r
 }
 
 // protoName is what a protocol is called in answers.
@@ -83,12 +96,21 @@ func skips(proto flow.Proto, is4 bool) bool {
 }
 
 // of returns the number of the answers to connections between two ends of a table.
-func (p *programs) of(table int, d flow.Direction, subject, peer classifier.End) int32 {
-	prog := p.match[table].Program(d, subject, peer)
+func (r *reader) of(table int, d flow.Direction, subject, peer classifier.End) int32 {
+	prog := r.match[table].Program(d, subject, peer)
 	ref := programRef{table, d, prog.ID()}
-	if id, ok := p.seen[ref]; ok {
-		return id
+	id, ok := r.seen[ref]
+	if !ok {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		id = r.number(table, d, prog)
+		r.seen[ref] = id
 	}
+	return id
+}
+
+// number returns the number of what a program answers. The caller holds mu.
+func (p *programs) number(table int, d flow.Direction, prog classifier.Program) int32 {
 	ans := make(answers, len(p.protos))
 	var key []byte
 	for i, proto := range p.protos {
@@ -114,7 +136,6 @@ func (p *programs) of(table int, d flow.Direction, subject, peer classifier.End)
 		p.list = append(p.list, ans)
 		p.ids[string(key)] = id
 	}
-	p.seen[ref] = id
 	return id
 }
 

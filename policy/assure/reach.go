@@ -35,7 +35,7 @@ func (s *Span) Contains(proto flow.Proto, port uint16, named []flow.Proto) bool 
 // callers that ask about most pairs; it is not for concurrent use.
 type Reach struct {
 	table    *classifier.Table
-	programs *programs
+	programs *reader
 	allowed  map[reachKey][]Span
 }
 
@@ -46,7 +46,7 @@ type reachKey struct {
 
 // NewReach returns a Reach of the world.
 func (w *World) NewReach() *Reach {
-	return &Reach{w.Table, newPrograms(w.Table), map[reachKey][]Span{}}
+	return &Reach{w.Table, newPrograms(w.Table).reader(), map[reachKey][]Span{}}
 }
 
 // Named returns the protocols with spans of their own: all but those of Other.

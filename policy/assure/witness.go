@@ -244,7 +244,7 @@ func (g *grid) confirm(f *found, from, to *rule.Endpoint, all bool) (*Witness, b
 		return nil, false, fmt.Errorf("compile the world of a witness: %w", err)
 	}
 	out.Table = t
-	p := newPrograms(t)
+	p := newPrograms(t).reader()
 	d := t.LookupVia(out.Packet, out.Via)
 	eg, in := p.side(0, flow.Egress, d.Egress), p.side(0, flow.Ingress, d.Ingress)
 	out.Decision = p.sides.decision(eg, in)

@@ -1,6 +1,7 @@
 package changes
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -103,9 +104,9 @@ func Groups(d *assure.Diff) ([]Group, assure.Summary) {
 	// Ends with the same line, then sources with the same destinations.
 	lines := map[lineKey]map[string][]string{}
 	weight := map[lineKey]map[string]uint64{}
-	texts := map[string]string{}
+	texts, protocols := map[string]string{}, [2][]string{d.Protocols(4), d.Protocols(6)}
 	for k, f := range byEnds {
-		l := lineKey{k.kind, dec.list[k.before], dec.list[k.after], f.text(d, texts), k.some}
+		l := lineKey{k.kind, dec.list[k.before], dec.list[k.after], f.text(&protocols, texts), k.some}
 		if lines[l] == nil {
 			lines[l], weight[l] = map[string][]string{}, map[string]uint64{}
 		}
@@ -156,17 +157,23 @@ func (g *Group) sortKey() string {
 
 // text names the ports of both families; one that has none is only named where
 // ends have addresses of both.
-func (f *families) text(d *assure.Diff, memo map[string]string) string {
+func (f *families) text(protocols *[2][]string, memo map[string]string) string {
 	var parts [2]string
 	for i := range f {
 		if f[i] == nil {
 			continue
 		}
-		key := strconv.Itoa(i) + fmt.Sprint(f[i]) // maps are printed sorted by key
-		text, ok := memo[key]
+		key := []byte{byte(i)}
+		for p, name := range protocols[i] {
+			for _, r := range f[i][name] {
+				key = binary.BigEndian.AppendUint64(key, uint64(p)<<32|uint64(r.ports[0])<<16|uint64(r.ports[1]))
+				key = append(append(key, r.src...), 0)
+			}
+		}
+		text, ok := memo[string(key)]
 		if !ok {
-			text = portsText(f[i], d.Protocols(4+2*i))
-			memo[key] = text
+			text = portsText(f[i], protocols[i])
+			memo[string(key)] = text
 		}
 		parts[i] = text
 	}
