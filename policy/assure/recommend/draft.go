@@ -227,21 +227,26 @@ func (b *drafter) dns(d *draft, egress map[contact]map[portSpan]bool) {
 			}
 		}
 	}
-	if asked || len(egress) == 0 || b.opt.NoDNS || ServesDNS(d.unit.pods[0]) {
+	if asked || len(egress) == 0 || b.opt.NoDNS || servesDNS(d.unit.pods[0]) {
 		return
 	}
+	known := false
 	for _, u := range b.seen.groups.list {
-		if ServesDNS(u.pods[0]) && !u.pods[0].HostNetwork {
+		if servesDNS(u.pods[0]) && !u.pods[0].HostNetwork {
+			known = true
 			b.seen.groups.reduce(u)
 			add(egress, contact{group: u}, udp)
 			add(egress, contact{group: u}, tcp)
 			d.note("DNS: no query of these pods was seen; 53/UDP and 53/TCP of %s are allowed all the same, since pods that open connections resolve names (--no-dns leaves them out)", u.title)
 		}
 	}
+	if !known {
+		d.note("DNS: no query of these pods was seen, and the manifests have no DNS pods: if they resolve names, allow port 53 to the servers")
+	}
 }
 
-// ServesDNS guesses which pods serve DNS by the labels every distribution uses.
-func ServesDNS(e *rule.Endpoint) bool {
+// servesDNS guesses which pods serve DNS by the labels every distribution uses.
+func servesDNS(e *rule.Endpoint) bool {
 	for _, key := range []string{"k8s-app", "app", "app.kubernetes.io/name"} {
 		if v := e.Labels[key]; v == "kube-dns" || v == "coredns" {
 			return true

@@ -132,9 +132,9 @@ func labelRank(key string) int {
 const maxLabels = 12
 
 // reduce finds the group's selector: the fewest labels that match its pods and no
-// other pod of the namespace, the best known labels first. Where no three labels
-// do, all of them are taken, with one expression that excludes the others if there
-// is one.
+// other pod of the namespace, the best known labels first. Where no three labels do,
+// it is one label and an expression that excludes the others, at last all labels, with
+// such an expression if there is one.
 func (g *groups) reduce(u *group) {
 	if g.reduced[u] {
 		return
@@ -174,6 +174,11 @@ func (g *groups) reduce(u *group) {
 				}
 			}
 		}
+		for _, a := range tried {
+			if _, ok := excluding(u.pods, matching(others, u.common, a)); ok {
+				return []string{a}
+			}
+		}
 		return keys
 	}()
 	for _, k := range chosen {
@@ -182,7 +187,7 @@ func (g *groups) reduce(u *group) {
 		}
 		u.selector.MatchLabels[k] = u.common[k]
 	}
-	foreign := slices.DeleteFunc(others, func(e *rule.Endpoint) bool { return !hasAll(e.Labels, u.common, chosen) })
+	foreign := matching(others, u.common, chosen...)
 	if len(foreign) > 0 {
 		if x, ok := excluding(u.pods, foreign); ok {
 			u.selector.MatchExpressions = []metav1.LabelSelectorRequirement{x}
@@ -226,6 +231,11 @@ func excluding(pods, foreign []*rule.Endpoint) (metav1.LabelSelectorRequirement,
 		}
 	}
 	return metav1.LabelSelectorRequirement{}, false
+}
+
+// matching returns the pods that have the wanted values of all keys.
+func matching(pods []*rule.Endpoint, want map[string]string, keys ...string) []*rule.Endpoint {
+	return slices.DeleteFunc(slices.Clone(pods), func(e *rule.Endpoint) bool { return !hasAll(e.Labels, want, keys) })
 }
 
 func hasAll(l, want map[string]string, keys []string) bool {

@@ -147,9 +147,31 @@ func (s *Seen) notes(unseen []*group) []string {
 		w := widths[s.step]
 		out = append(out, fmt.Sprintf("the log has more than %d different connections: outside addresses were taken together to prefixes of %d bits (IPv6: %d)", s.limit, w[0], w[1]))
 	}
+	out = append(out, s.widened()...)
 	for i := range out {
 		out[i] = clean(out[i])
 	}
+	return out
+}
+
+// widened says which outside addresses were taken together, as there are too many.
+func (s *Seen) widened() (out []string) {
+	for k, u := range s.buckets {
+		if u.step == 0 {
+			continue
+		}
+		side := "from"
+		if k.outbound {
+			side = "to"
+		}
+		w := widths[u.step][1]
+		if k.is4 {
+			w = widths[u.step][0]
+		}
+		out = append(out, fmt.Sprintf("%s %s %s: more than %d outside addresses, taken together to prefixes of %d bits",
+			k.group.title, side, portText(k.proto, k.port), maxAddresses, w))
+	}
+	slices.Sort(out)
 	return out
 }
 

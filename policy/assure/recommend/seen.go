@@ -50,8 +50,11 @@ const (
 	// maxConnections bounds different connections. Beyond it outside addresses are
 	// widened to prefixes, at last to everything.
 	maxConnections = 1 << 20
-	maxUncovered   = 1000   // different connections listed as not covered
-	maxNames       = 100000 // names of pods that the manifests do not have
+	// maxAddresses bounds the outside addresses of one workload, direction and port.
+	// Beyond it these are widened: nobody reads more, and each costs a class.
+	maxAddresses = 1000
+	maxUncovered = 1000   // different connections listed as not covered
+	maxNames     = 100000 // names of pods that the manifests do not have
 )
 
 // widths are the prefix lengths outside addresses are widened to, by step.
@@ -71,6 +74,7 @@ type Seen struct {
 	ends     []seenEnd
 	ids      map[seenEnd]int32
 	conns    map[connKey]*tally
+	buckets  map[bucketKey]*bucket
 	step     int // of widths
 	limit    int // of conns; maxConnections
 	uncover  map[uncoveredKey]*Uncovered
@@ -97,6 +101,20 @@ type connKey struct {
 	port     uint16
 }
 
+// bucketKey names the outside addresses that a workload talks to at a port.
+type bucketKey struct {
+	group    *group
+	outbound bool // they are the destinations
+	proto    flow.Proto
+	port     uint16
+	is4      bool
+}
+
+type bucket struct {
+	step  int // of widths
+	addrs map[netip.Prefix]bool
+}
+
 // tally counts decisions of one kind of connection.
 type tally struct {
 	allowed, denied [2]uint64 // by the destination's node, by the source's
@@ -119,7 +137,7 @@ func (t *tally) refused() uint64 { return max(t.denied[0], t.denied[1]) }
 func NewSeen(w *assure.World, chosen []*rule.Endpoint) *Seen {
 	s := &Seen{
 		world: w, groups: newGroups(w), subjects: map[*rule.Endpoint]bool{}, pods: map[[2]string]*rule.Endpoint{}, nodeOf: map[netip.Addr]string{},
-		gone: map[[2]string]*rule.Endpoint{}, taken: map[string]map[string]bool{}, ids: map[seenEnd]int32{}, conns: map[connKey]*tally{},
+		gone: map[[2]string]*rule.Endpoint{}, taken: map[string]map[string]bool{}, ids: map[seenEnd]int32{}, conns: map[connKey]*tally{}, buckets: map[bucketKey]*bucket{},
 		limit: maxConnections, uncover: map[uncoveredKey]*Uncovered{}, unknown: map[string]bool{},
 	}
 	for _, e := range w.Pods() {
@@ -219,24 +237,14 @@ func (s *Seen) judge(c *Connection, count bool) (v Verdict, from, to *rule.Endpo
 		}
 		return AnswerOnly, from, to
 	}
-	k := s.key(a, b, c)
-	t := s.conns[k]
 	if !count {
-		if t == nil || c.Allowed && !t.passed() {
+		k, ok := s.find(a, b, c)
+		if t := s.conns[k]; !ok || t == nil || c.Allowed && !t.passed() {
 			return Refused, from, to
 		}
 		return Counted, from, to
 	}
-	if t == nil {
-		if len(s.conns) >= s.limit && s.step+1 < len(widths) {
-			s.widen()
-			k = s.key(a, b, c)
-		}
-		if t = s.conns[k]; t == nil {
-			t = &tally{}
-			s.conns[k] = t
-		}
-	}
+	t := s.tally(a, b, c)
 	side := 0
 	if c.BySource {
 		side = 1
@@ -262,25 +270,94 @@ func (s *Seen) isAnswer(c *Connection, a, b seenEnd) bool {
 	if c.Proto != flow.UDP && !(c.Proto == flow.TCP && c.Answer) || c.Port < 1024 || c.SrcPort == 0 || c.SrcPort >= c.Port {
 		return false
 	}
-	k := s.key(b, a, &Connection{From: c.To, To: c.From, Proto: c.Proto, Port: c.SrcPort})
+	k, ok := s.find(b, a, &Connection{From: c.To, To: c.From, Proto: c.Proto, Port: c.SrcPort})
 	t := s.conns[k]
-	return t != nil && t.passed()
+	return ok && t != nil && t.passed()
 }
 
-func (s *Seen) key(a, b seenEnd, c *Connection) connKey {
-	return connKey{s.id(a), s.id(b), c.Proto, c.From.Addr.Unmap().Is4(), c.Port}
+// find returns the key of a connection. ok is false if one of its ends was not seen
+// yet.
+func (s *Seen) find(a, b seenEnd, c *Connection) (k connKey, ok bool) {
+	k = connKey{proto: c.Proto, is4: c.From.Addr.Unmap().Is4(), port: c.Port}
+	if bk, out, found := s.bucketOf(&a, &b, k); found {
+		if u := s.buckets[bk]; u != nil {
+			out.prefix = masked(out.prefix, max(u.step, s.step))
+		}
+	}
+	from, ok1 := s.ids[a]
+	to, ok2 := s.ids[b]
+	k.from, k.to = from, to
+	return k, ok1 && ok2
+}
+
+// tally returns where a connection is counted.
+func (s *Seen) tally(a, b seenEnd, c *Connection) *tally {
+	if k, ok := s.find(a, b, c); ok {
+		if t := s.conns[k]; t != nil {
+			return t
+		}
+	}
+	if len(s.conns) >= s.limit && s.step+1 < len(widths) {
+		s.widen()
+	}
+	k := connKey{proto: c.Proto, is4: c.From.Addr.Unmap().Is4(), port: c.Port}
+	if bk, out, found := s.bucketOf(&a, &b, k); found {
+		u := s.buckets[bk]
+		if u == nil {
+			u = &bucket{addrs: map[netip.Prefix]bool{}}
+			s.buckets[bk] = u
+		}
+		if len(u.addrs) >= maxAddresses && !u.addrs[masked(out.prefix, max(u.step, s.step))] {
+			for len(u.addrs) > maxAddresses/2 && u.step+1 < len(widths) {
+				u.step++
+				u.narrow(u.step)
+			}
+			s.recount(func(of bucketKey) bool { return of == bk })
+		}
+		out.prefix = masked(out.prefix, max(u.step, s.step))
+		u.addrs[out.prefix] = true
+	}
+	k.from, k.to = s.id(a), s.id(b)
+	t := s.conns[k]
+	if t == nil {
+		t = &tally{}
+		s.conns[k] = t
+	}
+	return t
+}
+
+// bucketOf finds the bucket of a connection with one end outside, and that end.
+func (s *Seen) bucketOf(a, b *seenEnd, k connKey) (bk bucketKey, out *seenEnd, ok bool) {
+	switch {
+	case a.pod != nil && b.pod == nil && b.node == "":
+		return bucketKey{s.groups.of[a.pod], true, k.proto, k.port, k.is4}, b, true
+	case b.pod != nil && a.pod == nil && a.node == "":
+		return bucketKey{s.groups.of[b.pod], false, k.proto, k.port, k.is4}, a, true
+	}
+	return bk, nil, false
+}
+
+// masked widens an address to the prefix of a step.
+func masked(p netip.Prefix, step int) netip.Prefix {
+	bits := widths[step][1]
+	if p.Addr().Is4() {
+		bits = widths[step][0]
+	}
+	if p.Bits() > bits {
+		p = netip.PrefixFrom(p.Addr(), bits).Masked()
+	}
+	return p
+}
+
+func (u *bucket) narrow(step int) {
+	wide := map[netip.Prefix]bool{}
+	for p := range u.addrs {
+		wide[masked(p, step)] = true
+	}
+	u.addrs = wide
 }
 
 func (s *Seen) id(e seenEnd) int32 {
-	if e.pod == nil {
-		bits := widths[s.step][1]
-		if e.prefix.Addr().Is4() {
-			bits = widths[s.step][0]
-		}
-		if e.node == "" && e.prefix.Bits() > bits {
-			e.prefix = netip.PrefixFrom(e.prefix.Addr(), bits).Masked()
-		}
-	}
 	id, ok := s.ids[e]
 	if !ok {
 		id = int32(len(s.ends))
@@ -290,28 +367,40 @@ func (s *Seen) id(e seenEnd) int32 {
 	return id
 }
 
-// widen takes outside addresses together to wider prefixes, so that fewer
+// widen takes all outside addresses together to wider prefixes, so that fewer
 // connections differ.
 func (s *Seen) widen() {
 	for len(s.conns) > s.limit/2 && s.step+1 < len(widths) {
 		s.step++
-		ends, conns := s.ends, s.conns
-		s.ends, s.ids, s.conns = nil, map[seenEnd]int32{}, make(map[connKey]*tally, len(conns)/2)
-		for k, t := range conns {
-			k.from, k.to = s.id(ends[k.from]), s.id(ends[k.to])
-			old := s.conns[k]
-			if old == nil {
-				s.conns[k] = t
-				continue
-			}
-			for side := range t.allowed {
-				old.allowed[side] += t.allowed[side]
-				old.denied[side] += t.denied[side]
-			}
-			for _, n := range t.names {
-				if !slices.Contains(old.names, n) {
-					old.names = append(old.names, n)
-				}
+		for _, u := range s.buckets {
+			u.narrow(max(u.step, s.step))
+		}
+		s.recount(func(bucketKey) bool { return true })
+	}
+}
+
+// recount counts the connections of buckets anew, by the prefixes they have now.
+func (s *Seen) recount(concerns func(bucketKey) bool) {
+	ends, conns := s.ends, s.conns
+	s.ends, s.ids, s.conns = nil, map[seenEnd]int32{}, make(map[connKey]*tally, len(conns))
+	for k, t := range conns {
+		a, b := ends[k.from], ends[k.to]
+		if bk, out, ok := s.bucketOf(&a, &b, k); ok && concerns(bk) {
+			out.prefix = masked(out.prefix, max(s.buckets[bk].step, s.step))
+		}
+		k.from, k.to = s.id(a), s.id(b)
+		old := s.conns[k]
+		if old == nil {
+			s.conns[k] = t
+			continue
+		}
+		for side := range t.allowed {
+			old.allowed[side] += t.allowed[side]
+			old.denied[side] += t.denied[side]
+		}
+		for _, n := range t.names {
+			if !slices.Contains(old.names, n) {
+				old.names = append(old.names, n)
 			}
 		}
 	}
@@ -424,6 +513,18 @@ func number(s string) bool { return s != "" && strings.Trim(s, "0123456789") == 
 // chosen workloads': it is of their namespace.
 func (s *Seen) ours(e *End) bool {
 	return slices.ContainsFunc(s.units, func(u *group) bool { return u.namespace == e.Namespace })
+}
+
+// Unrecorded returns the nodes of the chosen pods that are not among those that have
+// recorded something, sorted.
+func (s *Seen) Unrecorded(recorded map[string]bool) (out []string) {
+	for e := range s.subjects {
+		if e.Node != "" && !recorded[e.Node] && !slices.Contains(out, e.Node) {
+			out = append(out, e.Node)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // hosted reports whether a pod on the host network is one of the chosen.
