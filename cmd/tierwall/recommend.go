@@ -67,7 +67,7 @@ written in the language, such as ICMP in a NetworkPolicy). What they open and no
 is computed over all pods, ports and outside addresses ("neverSeen").
 
 JSON: {"policies":[objects],"notes":[{"policy","text"}],"span":{"from","to"},"nodes",
-"records","decisions","connections","lost","bad","uncovered":[{"from","to","port","why","decisions",
+"records","decisions","connections","lost","bad","partial","uncovered":[{"from","to","port","why","decisions",
 "first","last"}],"uncoveredMore","replayed","wouldDeny","denied":[…],"neverSeen":
 {"connections":{"opened","seen","neverSeen","share"},"workloads":{…},"outside":{…},"list":
 [{"from","to","pods","family","protocol","ports":[first,last],"opened","seen"}],"more"},

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/tierwall/tierwall/classifier"
@@ -15,6 +16,7 @@ import (
 	"github.com/tierwall/tierwall/cmd/internal/auditlog"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/proposal"
+	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/policy/lower"
 )
 
@@ -202,14 +204,15 @@ func TestRecommendTightness(t *testing.T) {
 	if w := exact.NeverSeen.Workloads; w.NeverSeen != 3 { // TCP beside UDP
 		t.Errorf("--no-dns: between workloads: %+v", w)
 	}
+	half := recommended(t, 0, "--log", l.paths[0], "-m", world, "-n", "shop")
+	if !strings.Contains(fmt.Sprint(half.Notes), "nothing recorded by n2,") || strings.Contains(fmt.Sprint(p.Notes), "nothing recorded") {
+		t.Errorf("a node without a log: notes %v", half.Notes)
+	}
 	if exact.Connections != p.Connections || exact.Decisions != p.Decisions {
 		t.Errorf("one log of two nodes: %d connections, two logs: %d", p.Connections, exact.Connections)
 	}
 	// 17 kinds of 20 (web to db was denied, the node's to its own pods need no rule),
 	// 5 clients, 7 scrapes; 20 times each.
-	for _, n := range p.Notes {
-		t.Log(n)
-	}
 	fromNode := uint64(0)
 	for _, n := range p.Notes {
 		if strings.Contains(n.Text, "from a node to its own pods") {
@@ -483,4 +486,37 @@ func TestRecommendExample(t *testing.T) {
 	if string(got) != string(want) {
 		t.Errorf("%s is not what is written now (run with -update and read the change)", path)
 	}
+}
+
+// TestRecommendDemo: on the log of the demo's real daemon nothing would be denied, in
+// any language.
+func TestRecommendDemo(t *testing.T) {
+	nstest.Need(t, only(probeNFQueue))
+	lock, err := os.Create(filepath.Join(os.TempDir(), "tierwall-test-keep.lock")) // as TestDemoKeep: names are the machine's
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	p := startProgram(t, nil, "demo", "--keep", "--dataplane", "nfqueue")
+	p.waitFor(t, "daemon's log")
+	logs, err := filepath.Glob(filepath.Join(p.tmp, "tierwall-demo-*", "audit.log"))
+	if err != nil || len(logs) != 1 {
+		t.Fatal(logs, err)
+	}
+	for _, as := range []string{"networkpolicy", "clusternetworkpolicy", "antrea", "cilium"} {
+		got := recommended(t, 0, "--log", logs[0], "-m", filepath.Join(filepath.Dir(logs[0]), "manifests"), "--as", as)
+		if got.WouldDeny != 0 || got.Replayed == 0 || len(got.Policies) != 9 {
+			t.Errorf("%s: would deny %d of %d, %d policies", as, got.WouldDeny, got.Replayed, len(got.Policies))
+		}
+		if got.Partial == 0 {
+			t.Errorf("%s: the demo's policies audit themselves only, and it is not said", as)
+		}
+	}
+	if err := p.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	p.end(t, patience)
 }

@@ -23,6 +23,10 @@ import (
 // that the recording node enforced are judged: what another node decides is in
 // that node's log.
 type Simulation struct {
+	// VerdictsOnly leaves out of the report what keeps its verdict for another
+	// reason; it is counted.
+	VerdictsOnly bool
+
 	table   *classifier.Table
 	pods    map[string]*rule.Endpoint
 	byNS    map[string][]*rule.Endpoint // sorted by name
@@ -259,6 +263,9 @@ func (s *Simulation) compare(ev *Event, key *flow.Key, before Side) {
 		s.report.VerdictDiff++
 	case !same:
 		s.report.RuleDiff++
+		if s.VerdictsOnly {
+			return
+		}
 	default:
 		s.report.Same++
 		return

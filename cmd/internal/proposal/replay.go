@@ -24,7 +24,11 @@ func NewReplay(r *Reader, rec *recommend.Recommendation) *Replay {
 	return &Replay{reader: &again, alone: simulation(rec.Table), beside: simulation(rec.Combined)}
 }
 
-func simulation(t *classifier.Table) *auditlog.Simulation { return auditlog.NewSimulation(t) }
+func simulation(t *classifier.Table) *auditlog.Simulation {
+	s := auditlog.NewSimulation(t)
+	s.VerdictsOnly = true
+	return s
+}
 
 // Add judges an event. A pod that is gone is the one that stands for it.
 func (p *Replay) Add(ev auditlog.Event) {

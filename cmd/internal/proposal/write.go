@@ -45,6 +45,7 @@ type Proposal struct {
 	Connections   uint64                `json:"connections"` // of the chosen pods, allowed; those between nodes count once
 	Lost          uint64                `json:"lost"`        // decisions or records that the log says are missing
 	Bad           uint64                `json:"bad"`         // lines that are no records
+	Partial       uint64                `json:"partial"`     // decisions without a record of a side that the node enforces
 	Uncovered     []recommend.Uncovered `json:"uncovered"`
 	UncoveredMore uint64                `json:"uncoveredMore"` // decisions beyond the bound of the list
 	Replayed      uint64                `json:"replayed"`      // decisions judged again
@@ -59,7 +60,7 @@ type Proposal struct {
 func New(rec *recommend.Recommendation, r *Reader, p *Replay) *Proposal {
 	out := &Proposal{
 		Policies: []map[string]any{}, Notes: []Note{}, Span: Span{r.First.UTC(), r.Last.UTC()}, Nodes: slices.Sorted(maps.Keys(r.Nodes)),
-		Decisions: r.Decisions, Connections: rec.Connections, Uncovered: rec.Uncovered, UncoveredMore: rec.MoreUncovered, Replayed: p.Judged, NeverSeen: rec.NeverSeen,
+		Decisions: r.Decisions, Connections: rec.Connections, Uncovered: rec.Uncovered, UncoveredMore: rec.MoreUncovered, Partial: r.Partial, Replayed: p.Judged, NeverSeen: rec.NeverSeen,
 	}
 	for _, n := range rec.Notes {
 		out.Notes = append(out.Notes, Note{Text: n})
@@ -75,7 +76,9 @@ func New(rec *recommend.Recommendation, r *Reader, p *Replay) *Proposal {
 			out.Notes = append(out.Notes, Note{Text: fmt.Sprintf(format, cli.Plural(n, "decision"))})
 		}
 	}
-	note(r.Partial, "%s have no record of a side that the node enforces: the log was written without audit.all, so connections that no audited policy decided are missing")
+	if missing := r.Seen.Unrecorded(r.Nodes); len(missing) > 0 && len(r.Nodes) > 0 {
+		out.Notes = append(out.Notes, Note{Text: fmt.Sprintf("the log has nothing recorded by %s, where some of these pods run: what only these nodes saw is missing", cli.Escape(list(missing)))})
+	}
 	note(r.Half, "%s without a connection: packets that one side allowed and the other denied")
 	note(r.Folded, "%s stand for denied packets to many ports")
 	out.Denied, out.WouldDeny = denied(p.alone)
@@ -136,6 +139,10 @@ func (p *Proposal) WriteYAML(w io.Writer) error {
 	}
 	comment("Recommended from the audit log, %s to %s: %s of these pods in %s, %d missing.", p.Span.From.Format(time.RFC3339),
 		p.Span.To.Format(time.RFC3339), cli.Plural(p.Connections, "connection"), cli.Plural(uint64(p.Records), "record"), p.Lost)
+	if p.Partial > 0 {
+		comment("INCOMPLETE: %s without a record of a side that the node enforces: the log was written without audit.all, so connections that no audited policy decided are missing in it, and these policies deny them.",
+			cli.Plural(p.Partial, "decision"))
+	}
 	if len(p.Nodes) > 0 {
 		comment("Nodes in the log: %s.", list(p.Nodes))
 	}
