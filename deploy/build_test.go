@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -24,15 +25,30 @@ func TestProgramsAreStatic(t *testing.T) {
 	if m == nil {
 		t.Fatal("no go build in the Dockerfile")
 	}
+	// One recipe for every machine: the builder's platform compiles for the target's.
+	for _, want := range []string{"FROM --platform=$BUILDPLATFORM ", "ARG TARGETARCH\n", "GOOS=$TARGETOS GOARCH=$TARGETARCH go build"} {
+		if !strings.Contains(string(file), want) {
+			t.Errorf("the Dockerfile has no %q", want)
+		}
+	}
+	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
+		t.Run(arch, func(t *testing.T) {
+			checkPrograms(t, string(file), arch, machine, strings.Fields(m[1]), strings.Fields(m[2]))
+		})
+	}
+}
+
+// checkPrograms builds the image's programs for a machine and looks at them.
+func checkPrograms(t *testing.T, file, arch string, machine elf.Machine, flags, packages []string) {
+	t.Helper()
 	out := t.TempDir()
-	build := exec.Command("go", append(append([]string{"build"}, strings.Fields(m[1])...),
-		append([]string{"-o", out + "/"}, strings.Fields(m[2])...)...)...)
+	build := exec.Command("go", slices.Concat([]string{"build"}, flags, []string{"-o", out + "/"}, packages)...)
 	build.Dir = ".."
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	if text, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build.Args, err, text)
 	}
-	entry := regexp.MustCompile(`ENTRYPOINT \["/(\w+)"\]`).FindStringSubmatch(string(file))
+	entry := regexp.MustCompile(`ENTRYPOINT \["/(\w+)"\]`).FindStringSubmatch(file)
 	if entry == nil {
 		t.Fatal("no ENTRYPOINT")
 	}
@@ -47,6 +63,9 @@ func TestProgramsAreStatic(t *testing.T) {
 		f, err := elf.Open(filepath.Join(out, p.Name()))
 		if err != nil {
 			t.Fatal(err)
+		}
+		if f.Machine != machine {
+			t.Errorf("%s is for %v, want %v", p.Name(), f.Machine, machine)
 		}
 		for _, prog := range f.Progs {
 			if prog.Type == elf.PT_INTERP {
