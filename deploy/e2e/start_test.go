@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"net"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -101,4 +103,56 @@ spec: {podSelector: {}, policyTypes: [Ingress, Egress]}`))
 		}
 	}
 	t.Logf("%d pods that everything is denied: %d packets and connections tried", pods, total)
+}
+
+// A pod that policy isolates and allows what it does waits until policy knows it. How long
+// is logged: from its first instruction to its first answer. With the chained CNI plugin
+// (TIERWALL_E2E_CNI=1 says that the cluster has it) it need not wait for the API server.
+func TestStartOfAllowedPods(t *testing.T) {
+	const pods, batch = 20, 2
+	c := connect(t)
+	trafficImage(t)
+	if c.nodes = c.schedulable(t); len(c.nodes) < 2 {
+		t.Skipf("%d nodes take pods, want two", len(c.nodes))
+	}
+	servers, clients := c.namespace(t, "servers"), c.namespace(t, "clients")
+	c.apply(t, strings.NewReplacer("$NS", clients, "$TO", servers).Replace(`apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: only-servers, namespace: $NS}
+spec:
+  podSelector: {}
+  policyTypes: [Ingress, Egress]
+  egress: [{to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: $TO}}}]}]`))
+	at := strconv.Itoa(trafficPort)
+	c.sender(t, servers, "server", "server", c.nodes[0].Name, "-serve", at)
+	server := c.running(t, servers, "server", time.Minute)
+	to := net.JoinHostPort(server.Status.PodIP, at)
+	var waited []time.Duration
+	for i := 0; i < pods; i += batch {
+		for n := range batch {
+			c.sender(t, clients, "client", "client"+strconv.Itoa(i+n), c.nodes[n%2].Name, "-serve", at, "-every", "1ms", "-"+string(traffic.NewDatagrams), to)
+		}
+		for n := range batch {
+			name := "client" + strconv.Itoa(i+n)
+			c.running(t, clients, name, time.Minute)
+			var first time.Duration
+			for deadline := time.Now().Add(20 * time.Second); first == 0 && time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+				for _, f := range c.report(t, clients, name).Flows {
+					first = f.First
+				}
+			}
+			if first == 0 {
+				t.Fatalf("%s has had no answer", name)
+			}
+			waited = append(waited, first)
+			if err := c.core.CoreV1().Pods(clients).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	slices.Sort(waited)
+	t.Logf("from the first instruction to the first answer, %d pods: median %v, slowest %v", pods, waited[pods/2], waited[pods-1])
+	if os.Getenv("TIERWALL_E2E_CNI") == "1" && waited[pods/2] > 100*time.Millisecond {
+		t.Errorf("half of the pods waited more than %v although the CNI plugin told their addresses", waited[pods/2])
+	}
 }

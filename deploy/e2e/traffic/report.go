@@ -42,6 +42,8 @@ type Flow struct {
 	// Spurious are segments sent again that had arrived.
 	Spurious int           `json:"spurious"`
 	Slowest  time.Duration `json:"slowest"` // answer since the last report
+	// First is how long after the process started to send there was an answer.
+	First time.Duration `json:"first"`
 	// Broken says why a stream ended, or why the last try could not be made.
 	Broken string `json:"broken,omitempty"`
 }

@@ -15,6 +15,7 @@ import (
 type Sender struct {
 	to    string
 	every time.Duration
+	began time.Time
 
 	mu      sync.Mutex
 	flow    Flow
@@ -27,7 +28,7 @@ type Sender struct {
 // to be made; a denied one is silent, so that this is also how long it is counted as
 // being tried (less than a second is one SYN, RFC 6298 section 2).
 func Send(ctx context.Context, kind Kind, to string, every, patience time.Duration) *Sender {
-	s := &Sender{to: to, every: every, flow: Flow{Kind: kind, To: to}, waiting: map[uint64]time.Time{}}
+	s := &Sender{to: to, every: every, began: time.Now(), flow: Flow{Kind: kind, To: to}, waiting: map[uint64]time.Time{}}
 	run := map[Kind]func(context.Context, time.Duration){
 		Datagrams: s.datagrams, NewDatagrams: s.newDatagrams, Stream: s.stream, Connects: s.connects, Sweep: s.sweep,
 	}[kind]
@@ -75,10 +76,17 @@ func (s *Sender) count(f func(*Flow)) {
 }
 
 func (s *Sender) answered(after time.Duration) {
-	s.count(func(f *Flow) {
-		f.Answered++
-		f.Slowest = max(f.Slowest, after)
-	})
+	s.mu.Lock()
+	s.note(after)
+	s.mu.Unlock()
+}
+
+// note counts an answer. The caller holds the lock.
+func (s *Sender) note(after time.Duration) {
+	if s.flow.Answered++; s.flow.Answered == 1 {
+		s.flow.First = time.Since(s.began)
+	}
+	s.flow.Slowest = max(s.flow.Slowest, after)
 }
 
 func (s *Sender) broken(err error) { s.count(func(f *Flow) { f.Broken = err.Error() }) }
@@ -117,8 +125,7 @@ func (s *Sender) datagrams(ctx context.Context, _ time.Duration) {
 			s.mu.Lock()
 			if at, ok := s.waiting[seq]; ok {
 				delete(s.waiting, seq)
-				s.flow.Answered++
-				s.flow.Slowest = max(s.flow.Slowest, time.Since(at))
+				s.note(time.Since(at))
 			}
 			s.mu.Unlock()
 		}
