@@ -5,7 +5,7 @@ help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 build: ## build tierwalld and tierwall into bin/
-	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/tierwalld ./cmd/tierwall
+	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/tierwalld ./cmd/tierwall ./cmd/tierwall-cni
 
 test: ## every test; privileged ones need root and say so when they skip
 	go test ./...

@@ -61,6 +61,7 @@ type Config struct {
 	AFXDP     AFXDPConfig     `json:"afxdp"`
 	DNS       DNSConfig       `json:"dns"`
 	Metrics   MetricsConfig   `json:"metrics"`
+	CNI       CNIConfig       `json:"cni"`
 
 	// Controller is the controller part, which runs instead of a daemon.
 	Controller operator.Config `json:"controller"`
@@ -144,6 +145,11 @@ func (c *AuditConfig) validate() (errs []error) {
 		errs = append(errs, errors.New("audit.stream: needs audit.file, stdout or syslog beside it"))
 	}
 	return errs
+}
+
+// CNIConfig is for the CNI plugin tierwall-cni.
+type CNIConfig struct {
+	Socket string `json:"socket"` // path; "" = none
 }
 
 // ConntrackConfig bounds connection tracking.
@@ -278,6 +284,11 @@ func (c *Config) Validate() error {
 		errs = append(errs, errors.New("manifests: want a directory with policies and inventory, or kubernetes.enabled"))
 	}
 	errs = append(errs, c.Kubernetes.validate()...)
+	if c.CNI.Socket != "" && !c.Kubernetes.Enabled {
+		errs = append(errs, errors.New("cni.socket: needs kubernetes.enabled: manifests say themselves what addresses pods have"))
+	} else if c.CNI.Socket != "" && !filepath.IsAbs(c.CNI.Socket) {
+		errs = append(errs, fmt.Errorf("cni.socket: %q: want an absolute path, such as /run/tierwall/cni.sock", c.CNI.Socket))
+	}
 	errs = append(errs, c.Controller.Validate())
 	if c.RejectRate < 0 {
 		errs = append(errs, errors.New("rejectRate: want 0 or more"))

@@ -27,7 +27,7 @@ func TestManual(t *testing.T) {
 		"  removeTaint:", "  report:", "dataplane:", "failMode:", "allowMixedDialects:", "established:", "audit:", "  file:", "  format:", "  window:",
 		"  all:", "  denies:", "  labels:", "  mode:", "  maxSizeMiB:", "  maxAge:", "  keep:", "  keepFor:", "  compress:", "  chain:",
 		"  stdout:", "  syslog:", "  stream:", "conntrack:", "  maxConnections:", "nfqueue:", "  firstQueue:", "  queues:", "  queueLength:",
-		"dns:", "  queue:", "  state:", "  hold:", "  grace:", "  servers:", "afxdp:", "  flowEntries:", "  attach:", "  devices:", "  exclude:", "  podCIDRs:", "  antiSpoofing:", "  uplinks:", "  xdpMode:", "metrics:", "  address:",
+		"dns:", "  queue:", "  state:", "  hold:", "  grace:", "  servers:", "afxdp:", "  flowEntries:", "  attach:", "  devices:", "  exclude:", "  podCIDRs:", "  antiSpoofing:", "  uplinks:", "  xdpMode:", "metrics:", "  address:", "cni:", "  socket:",
 	} {
 		if !strings.Contains(string(manual), "\n"+key) {
 			t.Errorf("the manual leaves out %q", key)

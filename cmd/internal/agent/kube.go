@@ -18,6 +18,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/tierwall/tierwall/cmd/internal/admit"
 	"github.com/tierwall/tierwall/policy/controller"
 	"github.com/tierwall/tierwall/policy/lower"
 	"github.com/tierwall/tierwall/policy/source/kube"
@@ -169,6 +170,25 @@ func (c *cluster) after(a controller.Attempt) {
 		c.mu.Unlock()
 	}
 	notify(c.attempted)
+}
+
+// admit gives a pod of this node its addresses, on the word of tierwall-cni, and returns
+// when policy is in force for them.
+func (c *cluster) admit(ctx context.Context, r admit.Request) error {
+	if len(r.Addresses) == 0 {
+		c.source.Withdraw(r.Namespace, r.Name, r.Sandbox)
+		return nil
+	}
+	inForce, err := c.source.Announce(r.Namespace, r.Name, r.Sandbox, r.Addresses)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-inForce:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("policy is not in force for it yet: %w", ctx.Err())
+	}
 }
 
 // run reads the cluster and answers to it until ctx ends.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/cmd/internal/admit"
 	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/audit"
@@ -48,6 +49,8 @@ type daemon struct {
 	control  *controller.Controller
 	cluster  *cluster // nil with manifests
 	learner  *names
+	// admissions is where tierwall-cni asks; nil without.
+	admissions net.Listener
 }
 
 // Run is the daemon, from start to end. It returns nil when ctx ends, after an
@@ -95,6 +98,12 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer lock.Close()
+	if cfg.CNI.Socket != "" {
+		if d.admissions, err = admit.Listen(cfg.CNI.Socket); err != nil {
+			return fmt.Errorf("cni.socket: %w", err)
+		}
+		defer d.admissions.Close()
+	}
 	if err := d.open(); err != nil {
 		return err
 	}
@@ -238,6 +247,9 @@ func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) erro
 				cancel(clusterErr)
 			}
 		})
+	}
+	if d.admissions != nil {
+		packets.Go(func() { admit.Serve(ctx, d.admissions, d.log, d.cluster.admit) })
 	}
 	if d.cfg.Metrics.Address != "" {
 		packets.Go(func() { d.serveMetrics(ctx) })

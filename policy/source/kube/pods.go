@@ -31,6 +31,7 @@ type pods struct {
 	namespaces map[string]int          // pods in each
 	mentioned  bool                    // namespaces has other keys than when list was last asked for
 	found      map[objectName]diag.List
+	announced  map[objectName]*announcement
 
 	mu     sync.Mutex                   // guards what follows: read uses it
 	labels map[string]map[string]string // one copy of equal label sets
@@ -53,7 +54,7 @@ type podItem struct {
 
 func newPods() *pods {
 	return &pods{
-		owners: map[netip.Addr]claim{}, losers: map[objectName]*podItem{}, namespaces: map[string]int{},
+		owners: map[netip.Addr]claim{}, losers: map[objectName]*podItem{}, namespaces: map[string]int{}, announced: map[objectName]*announcement{},
 		labels: map[string]map[string]string{}, ports: map[string][]rule.NamedPort{},
 	}
 }
@@ -98,6 +99,7 @@ func (s *pods) set(item any) bool {
 	if !it.alive {
 		return s.remove(n)
 	}
+	it = s.announcedTo(n, it)
 	note(&s.found, n, it.found)
 	delete(s.losers, n)
 	news := s.place(n, it)

@@ -261,6 +261,7 @@ func (s *Source) Follow(ctx context.Context) ([]*api.Object, *inventory.View, di
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.loaded = s.change
+	s.pods.follow()
 	s.loadVersions = s.versions()
 	if s.restored != nil {
 		return s.restored.objects, s.restored.view, diag.List{Warnings: s.restored.findings()}
@@ -334,6 +335,7 @@ func (s *Source) InForce(objs []*api.Object, world *inventory.View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inForce, s.forceVersions = s.loaded, s.loadVersions
+	s.pods.inForce()
 	if s.restored != nil {
 		return
 	}
