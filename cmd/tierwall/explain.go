@@ -76,37 +76,21 @@ cluster is a list "incomplete" in every answer.`,
 }
 
 func (q *question) explain(cmd *cobra.Command, in *cli.Input, from, to string, p query.Port, all bool) error {
-	src, err := query.Resolve(in.Table, in.Snapshot, q.qualify(from))
-	if err != nil {
-		return err
-	}
-	if src.Service != nil {
-		return errors.New("--from " + from + " is a Service: connections come from pods and addresses")
-	}
-	dst, err := query.ResolveDestination(in.Table, in.Snapshot, q.qualify(to), p)
+	one, service, err := query.Answer(in.Table, in.Snapshot, q.qualify(from), q.qualify(to), p, q.family)
 	if err != nil {
 		return err
 	}
 	out := cmd.OutOrStdout()
 	style := cli.StyleFor(out)
-	if dst.Service != nil {
-		e, err := query.ExplainService(in.Table, in.Snapshot, src, dst, p, q.family)
-		if err != nil {
-			return err
-		}
-		if q.output.JSON() {
-			return writeAnswer(out, in, e)
-		}
-		return query.WriteServiceExplanation(out, style, &e, all)
+	switch {
+	case service != nil && q.output.JSON():
+		return writeAnswer(out, in, service)
+	case service != nil:
+		return query.WriteServiceExplanation(out, style, service, all)
+	case q.output.JSON():
+		return writeAnswer(out, in, one)
 	}
-	e, err := query.Explain(in.Table, src, dst, p, q.family)
-	if err != nil {
-		return err
-	}
-	if q.output.JSON() {
-		return writeAnswer(out, in, e)
-	}
-	return query.WriteExplanation(out, style, &e, all)
+	return query.WriteExplanation(out, style, one, all)
 }
 
 // qualify puts the namespace that was asked for before a pod's name without one.

@@ -15,7 +15,6 @@ import (
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/listing"
 	"github.com/tierwall/tierwall/cmd/internal/query"
-	"github.com/tierwall/tierwall/policy/diag"
 )
 
 func newGet() *cobra.Command {
@@ -77,9 +76,9 @@ tierPriority and priority are null where the API has none.`,
 			}
 			policies := listing.Policies(in.Objects, &in.Set)
 			if pod != "" {
-				e, err := podNamed(in, q.qualify(pod))
+				e, err := query.Pod(in.Snapshot, q.qualify(pod))
 				if err != nil {
-					return usage(cmd, err)
+					return usage(cmd, fmt.Errorf("--pod: %w", err))
 				}
 				policies = slices.DeleteFunc(policies, func(p listing.Policy) bool { return !p.Selects(e) })
 			}
@@ -103,23 +102,6 @@ tierPriority and priority are null where the API has none.`,
 	q.output = cli.NewFormat("table", "wide", "json")
 	f.VarP(q.output, "output", "o", "output format")
 	return cmd
-}
-
-// podNamed finds a pod by NAMESPACE/NAME.
-func podNamed(in *cli.Input, name string) (*rule.Endpoint, error) {
-	namespace, pod, ok := strings.Cut(name, "/")
-	if !ok {
-		return nil, fmt.Errorf("--pod %q: want NAMESPACE/NAME", name)
-	}
-	pods := in.Snapshot.World("").Endpoints
-	names := make([]string, len(pods))
-	for i := range pods {
-		if e := &pods[i]; e.Namespace == namespace && e.Name == pod {
-			return e, nil
-		}
-		names[i] = query.PodName(&pods[i])
-	}
-	return nil, fmt.Errorf("--pod: no pod %s%s", name, diag.Among(name, names))
 }
 
 func writePolicies(w io.Writer, policies []listing.Policy, wide bool) error {

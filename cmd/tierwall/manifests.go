@@ -164,15 +164,12 @@ func (f *familyFlag) String() string {
 }
 
 func (f *familyFlag) Set(s string) error {
-	switch s {
-	case "4":
-		*f = familyFlag(query.IPv4)
-	case "6":
-		*f = familyFlag(query.IPv6)
-	default:
-		return errors.New("want 4 or 6")
+	family, err := query.ParseFamily(s)
+	if err == nil && family == query.AnyFamily {
+		err = errors.New("want 4 or 6")
 	}
-	return nil
+	*f = familyFlag(family)
+	return err
 }
 
 func (f *familyFlag) Type() string { return "4|6" }

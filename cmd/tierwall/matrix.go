@@ -47,7 +47,7 @@ policies in the audit stage were met, "staged" with what they would decide.`,
   kubectl get pods,ns,nodes,netpol -A -o yaml | tierwall matrix --manifests -`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			asked, err := parsePorts(ports)
+			asked, err := query.ParsePorts(ports)
 			if err != nil {
 				return usage(cmd, err)
 			}
@@ -92,21 +92,6 @@ func (q *question) within(flows iter.Seq[query.Flow]) iter.Seq[query.Flow] {
 			}
 		}
 	}
-}
-
-// parsePorts parses the ports and drops repetitions.
-func parsePorts(texts []string) ([]query.Port, error) {
-	var out []query.Port
-	for _, s := range texts {
-		p, err := query.ParsePort(s)
-		if err != nil {
-			return nil, err
-		}
-		if !slices.Contains(out, p) {
-			out = append(out, p)
-		}
-	}
-	return out, nil
 }
 
 // writeFlows streams the JSON object, one flow per line: a thousand pods are a
