@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -109,12 +110,25 @@ func (in *Input) Alone(opt lower.Options) error {
 	return in.compile("")
 }
 
-// WithFiles puts the policies of files into a live world, in the place of those
-// of the same names: what applying them would make of the cluster. Findings are
+// Remove makes WithFiles leave policies out that the world has.
+func (in *Input) Remove(refs ...api.Ref) {
+	if in.removed == nil {
+		in.removed = map[api.Ref]bool{}
+	}
+	for _, r := range refs {
+		in.removed[r] = true
+	}
+}
+
+// WithFiles puts the policies of files into a world, in the place of those of the
+// same names: what applying them would make of it. Findings are
 // those about the files, errors on other policies that the files cause, and what
 // several policies do wrong together; what the cluster had before is not repeated.
 func (in *Input) WithFiles(files *Input, opt lower.Options) (*Input, error) {
-	written := map[api.Ref]bool{}
+	written := maps.Clone(files.removed)
+	if written == nil {
+		written = map[api.Ref]bool{}
+	}
 	for _, o := range files.Objects {
 		written[o.Ref()] = true
 	}
@@ -125,7 +139,7 @@ func (in *Input) WithFiles(files *Input, opt lower.Options) (*Input, error) {
 		}
 	}
 	objs = append(objs, files.Objects...)
-	out := &Input{Snapshot: in.Snapshot, Gaps: in.Gaps, Live: true, Findings: files.Findings, files: len(files.Objects)}
+	out := &Input{Snapshot: in.Snapshot, Gaps: in.Gaps, Live: in.Live, Findings: files.Findings, files: len(files.Objects)}
 	// What a file overrides is about the file, too (S0-67).
 	about := func(d diag.Diagnostic) bool {
 		return d.File != "" || d.Object.IsZero() || len(d.Among) > 0 || written[d.Object] || written[d.Override.By]
@@ -238,5 +252,5 @@ func (in *Input) WriteFindings(w io.Writer, s Style, asJSON bool) error {
 	return WriteJSON(w, struct {
 		Findings
 		Incomplete []Gap `json:"incomplete"`
-	}{findings(&in.Findings), in.Gaps})
+	}{FindingsOf(&in.Findings), in.Gaps})
 }

@@ -34,8 +34,9 @@ type Input struct {
 	Gaps []Gap
 
 	unfit   bool                       // Set does not hold: there are errors about all of it
-	read    []*api.Object              // Live: Objects and those left out
+	read    []*api.Object              // Objects, and of a cluster those left out
 	refused map[api.Ref]bool           // Live: those left out
+	removed map[api.Ref]bool           // by Remove
 	files   int                        // WithFiles: policies that are the files'
 	only    func(diag.Diagnostic) bool // WithFiles: the findings to show; nil = all
 }
@@ -68,7 +69,7 @@ func Read(opt lower.Options, paths []string, stdin io.Reader) (*Input, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &Input{Objects: objs, Snapshot: snap, Findings: found}
+	in := &Input{Objects: objs, Snapshot: snap, Findings: found, read: objs}
 	if snap != nil {
 		set, found := opt.Build(objs, snap)
 		in.Set = set
@@ -140,7 +141,8 @@ type Findings struct {
 	Notes    []diag.Diagnostic `json:"notes,omitempty"`
 }
 
-func findings(l *diag.List) Findings {
+// FindingsOf is a list of findings in its JSON form.
+func FindingsOf(l *diag.List) Findings {
 	f := Findings{Errors: l.Errors, Warnings: l.Warnings, Notes: l.Notes}
 	if f.Errors == nil {
 		f.Errors = []diag.Diagnostic{}
@@ -155,7 +157,7 @@ func findings(l *diag.List) Findings {
 // with its hint below.
 func WriteFindings(w io.Writer, s Style, asJSON bool, l *diag.List) error {
 	if asJSON {
-		return WriteJSON(w, findings(l))
+		return WriteJSON(w, FindingsOf(l))
 	}
 	var errs []error
 	for _, d := range l.Errors {
