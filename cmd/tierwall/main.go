@@ -128,7 +128,7 @@ that "prove" could not decide.`,
 		newCheck(),
 		newGet(), newStatus(), newFlows(), newWait(),
 		newAudit(),
-		newDemo(), newCleanup(), newDoctor(), newVersion(), newDaemon(),
+		newUI(), newDemo(), newCleanup(), newDoctor(), newVersion(), newDaemon(),
 	)
 	markUsage(root)
 	return root

@@ -42,25 +42,9 @@ Exit code 1 when a node does not answer, is not ready or has errors.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := interruptible(cmd)
 			defer stop()
-			targets, err := n.targets(ctx, cmd)
+			a, targets, errs, err := n.status(ctx, cmd)
 			if err != nil {
 				return err
-			}
-			a := statusAnswer{Nodes: make([]nodeStatus, len(targets))}
-			errs := ask(ctx, targets, func(ctx context.Context, i int, t *target) error {
-				var err error
-				a.Nodes[i].Status, err = t.Client.Status(ctx)
-				return err
-			})
-			for i := range targets {
-				one := &a.Nodes[i]
-				one.Node, one.Pod = targets[i].Node, targets[i].Pod
-				if one.Node == "" && one.Status != nil {
-					one.Node = one.Status.Node
-				}
-				if errs[i] != nil {
-					one.Error = errs[i].Error()
-				}
 			}
 			out := cmd.OutOrStdout()
 			switch {
@@ -82,6 +66,36 @@ Exit code 1 when a node does not answer, is not ready or has errors.`,
 	n.flags(cmd)
 	cmd.Flags().VarP(output, "output", "o", "output format")
 	return cmd
+}
+
+// status asks the daemons what they do.
+func (n *nodesFlags) status(ctx context.Context, cmd *cobra.Command) (a statusAnswer, targets []target, errs []error, err error) {
+	if targets, err = n.targets(ctx, cmd); err != nil {
+		return a, nil, nil, err
+	}
+	a, errs = statusOf(ctx, targets)
+	return a, targets, errs, nil
+}
+
+// statusOf asks some daemons.
+func statusOf(ctx context.Context, targets []target) (statusAnswer, []error) {
+	a := statusAnswer{Nodes: make([]nodeStatus, len(targets))}
+	errs := ask(ctx, targets, func(ctx context.Context, i int, t *target) error {
+		var err error
+		a.Nodes[i].Status, err = t.Client.Status(ctx)
+		return err
+	})
+	for i := range targets {
+		one := &a.Nodes[i]
+		one.Node, one.Pod = targets[i].Node, targets[i].Pod
+		if one.Node == "" && one.Status != nil {
+			one.Node = one.Status.Node
+		}
+		if errs[i] != nil {
+			one.Error = errs[i].Error()
+		}
+	}
+	return a, errs
 }
 
 // statusAnswer is the JSON form of "tierwall status".

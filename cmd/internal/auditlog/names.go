@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/dataplane/audit"
 	"github.com/tierwall/tierwall/policy/api"
 )
@@ -84,4 +85,10 @@ func isWould(verdict string) (word string, ok bool) {
 		return audit.Pass, true
 	}
 	return verdict, false
+}
+
+// PolicyRef names a policy as rule.Origin.Ref does, in answers about tables.
+func PolicyRef(p *audit.Policy) string {
+	o := rule.Origin{Group: p.Group, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
+	return o.Ref()
 }
