@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/tierwall/tierwall/cmd/internal/cli"
@@ -22,6 +25,7 @@ type Config struct {
 	Executable string   // the program whose "daemon" command is the daemon
 	Keep       bool     // leave the world running until the context ends
 	PinDir     string   // where Keep names the namespaces; "" = /run/netns
+	Traffic    bool     // with Keep: go on making connections, so that there is something to see
 
 	Out      func(*Report) error // prints the report
 	Progress *Progress
@@ -39,6 +43,8 @@ type Kept struct {
 	Manifests  string   // the directory the daemon watches
 	AuditFile  string
 	LogFile    string
+	// Dial connects to an address of the node, where the daemon listens.
+	Dial func(context.Context, netip.AddrPort) (net.Conn, error)
 }
 
 // ErrManifests is returned when the policies have error findings; Config.Findings
@@ -151,6 +157,16 @@ func Run(ctx context.Context, c Config) (rep *Report, err error) {
 	}
 	if c.Keep {
 		kept.Manifests, kept.AuditFile, kept.LogFile = manifests, d.auditFile(), d.path("daemon.log")
+		kept.Dial = func(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+			return w.Node.NS.Dial(ctx, "tcp", netip.AddrPort{}, at)
+		}
+		if c.Traffic {
+			var wg sync.WaitGroup
+			ctx, cancel := context.WithCancel(ctx)
+			wg.Go(func() { traffic(ctx, probes, c.Probing) })
+			defer wg.Wait() // before the world goes
+			defer cancel()
+		}
 		if c.Kept != nil {
 			c.Kept(kept)
 		}
@@ -160,6 +176,29 @@ func Run(ctx context.Context, c Config) (rep *Report, err error) {
 		}
 	}
 	return rep, nil
+}
+
+// trafficPause is how long traffic rests between two rounds.
+const trafficPause = 150 * time.Millisecond
+
+// traffic makes some of the connections again and again, until ctx ends: those of a
+// round are far apart in the list, so that every pod has its turn.
+func traffic(ctx context.Context, probes []world.Probe, c world.ProbeConfig) {
+	const each = 12
+	c.Attempts, c.Parallel, c.Progress = 1, each, nil
+	for at := 0; ctx.Err() == nil; at++ {
+		var some []world.Probe
+		for i := range each {
+			some = append(some, probes[(at*7+i*(len(probes)/each+1))%len(probes)])
+		}
+		if _, err := world.Run(ctx, some, c); err != nil {
+			return // ctx has ended, or the world has
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(trafficPause):
+		}
+	}
 }
 
 // pin names the namespaces and returns what removes the directory again if it
