@@ -17,7 +17,6 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
-	"github.com/chromedp/cdproto/storage"
 	"github.com/chromedp/chromedp"
 
 	"github.com/tierwall/tierwall/dataplane/nstest"
@@ -81,7 +80,7 @@ type browser struct {
 	sent []string // hosts that were asked
 }
 
-// openBrowserTab starts Chromium with its own profile. width and height are of the page.
+// openTab starts Chromium with its own profile. width and height are of the page.
 func openTab(tb testing.TB, width, height int64) *browser {
 	tb.Helper()
 	opts := append([]chromedp.ExecAllocatorOption{}, chromedp.DefaultExecAllocatorOptions[:]...)
@@ -135,12 +134,14 @@ func js[T any](b *browser, expr string) T {
 	return v
 }
 
-// wait waits until an expression is true.
+// wait waits until an expression is true. One that fails, since what it looks at is not
+// there yet, is not true yet.
 func (b *browser) wait(expr string) {
 	b.tb.Helper()
+	tried := "(() => { try { return " + expr + "; } catch { return false; } })()"
 	ctx, cancel := context.WithTimeout(b.ctx, nstest.Timeout)
 	defer cancel()
-	if err := chromedp.Run(ctx, chromedp.Poll(expr, nil, chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(0))); err != nil {
+	if err := chromedp.Run(ctx, chromedp.Poll(tried, nil, chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(0))); err != nil {
 		b.tb.Fatalf("waiting for %s: %v\nthe page said: %q\nand shows: %s", expr, err, b.complaints(), js[string](b, "document.body.innerText.slice(0,2000)"))
 	}
 }
@@ -178,6 +179,13 @@ func (b *browser) calm(base string) {
 	}
 }
 
+// forget begins anew, for another server.
+func (b *browser) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.said, b.sent = nil, nil
+}
+
 // shot keeps a picture where TIERWALL_UI_SHOTS names a directory: for docs/ui.md, and
 // to look at.
 func (b *browser) shot(name string) {
@@ -212,17 +220,6 @@ func (b *browser) dark(on bool) {
 		scheme = "dark"
 	}
 	b.do(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
-}
-
-// cookies are those the browser keeps.
-func (b *browser) cookies() []*network.Cookie {
-	b.tb.Helper()
-	var out []*network.Cookie
-	b.do(chromedp.ActionFunc(func(ctx context.Context) (err error) {
-		out, err = storage.GetCookies().Do(ctx)
-		return err
-	}))
-	return out
 }
 
 // sleep waits a moment before something is looked at again.

@@ -36,7 +36,8 @@ type Tick struct {
 	Verdicts map[string]int `json:"verdicts"`
 	// Lost is how many records the log says are missing.
 	Lost uint64 `json:"lost"`
-	// Records are losses first, then denials, then the others; of each the newest.
+	// Records are losses first, then denials, then the others; of each the newest, the
+	// newest first.
 	Records []json.RawMessage `json:"records"`
 	Notes   []string          `json:"notes,omitempty"` // what could not be read
 	Past    bool              `json:"past,omitempty"`  // nothing in it is new
@@ -112,7 +113,9 @@ func (t *ticker) take() Tick {
 	out.Records = []json.RawMessage{}
 	for _, list := range t.first {
 		room := rowsPerTick - len(out.Records)
-		out.Records = append(out.Records, list[max(0, len(list)-room):]...)
+		list = list[max(0, len(list)-room):]
+		slices.Reverse(list)
+		out.Records = append(out.Records, list...)
 	}
 	out.Shown = len(out.Records)
 	out.Hidden = out.Seen - out.Shown

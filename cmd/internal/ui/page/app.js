@@ -39,7 +39,9 @@ async function show(focus) {
   } catch (err) {
     el.append(problem(err));
   }
-  if (focus) { main.focus({ preventScroll: true }); scrollTo(0, 0); }
+  if (!focus) return;
+  if (!el.contains(document.activeElement)) main.focus({ preventScroll: true });
+  scrollTo(0, 0);
 }
 
 function go(url) { history.pushState(null, "", url); show(true); }

@@ -40,7 +40,7 @@ export async function post(path, body, signal) {
 }
 
 async function answer(r) {
-  const v = await r.json().catch(() => ({ error: "the answer cannot be read" }));
+  const v = await r.json().catch((err) => { if (err.name === "AbortError") throw err; return { error: "the answer cannot be read" }; });
   if (!r.ok) throw Object.assign(new Error(v.error || r.statusText), { status: r.status });
   return v;
 }

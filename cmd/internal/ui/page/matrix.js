@@ -4,7 +4,7 @@ import { h, ask, clear, css, verdict, because, link, path, plural, problem } fro
 import { combo } from "./combo.js";
 import { hasDraft, compile } from "./session.js";
 
-const left = 190, top = 120, block = 16; // block: cells are asked for in blocks
+const left = 190, top = 120, block = 8; // block: cells are asked for in blocks
 
 export default async function mount(el, params, app) {
   const get = (k) => params.get(k) || "";
@@ -99,7 +99,7 @@ export default async function mount(el, params, app) {
     for (let j = c1; j < c2; j++) { c.save(); c.translate(left + j * size - x0 + size / 2, top - 8); c.rotate(-Math.PI / 3.2); c.fillStyle = at && at[1] === j ? colors["--ink"] : colors["--dim"]; c.fillText(fit(c, name(j), 128), 0, 0); c.restore(); }
     c.restore();
     if (waiting) want(r1, r2, c1, c2);
-    else performance.mark("matrix-filled");
+    else if (n) performance.mark("matrix-filled");
   }
 
   // A square says by its size what share is allowed; nothing allowed is a small cross.
@@ -132,14 +132,14 @@ export default async function mount(el, params, app) {
     clear(legend, one({ allowed: 1, total: 1 }, "all"), one({ allowed: 1, total: 3 }, "some"), one({ allowed: 0, total: 1 }, "nobody"), one({ allowed: 0, total: 0 }, "no pair"), change && [one({ allowed: 1, total: 1, opened: 1 }, "opened"), one({ allowed: 0, total: 1, closed: 1 }, "closed")]);
   }
 
-  // ---- asking: blocks in sight first, two questions at a time
+  // ---- asking: blocks in sight first, one question at a time: the answer takes a processor, and the page needs one, too
   function want(r1, r2, c1, c2) {
     ask8.length = 0;
     for (let i = Math.floor(r1 / block) * block; i < r2; i += block) for (let j = Math.floor(c1 / block) * block; j < c2; j += block) if (!asked.has(i + "," + j)) ask8.push([i, j]);
     work();
   }
   function work() {
-    while (running < 2 && ask8.length) {
+    while (running < 1 && ask8.length) {
       const [i, j] = ask8.shift(), key = i + "," + j, signal = asking.signal;
       if (asked.has(key)) continue;
       asked.add(key);
