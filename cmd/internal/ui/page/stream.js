@@ -41,10 +41,11 @@ export default async function mount(el, params, app) {
     if (app.world && !app.world.records) { clear(say, h("div", { class: "card empty" }, app.world.noRecords)); counts.textContent = ""; return; }
     state.textContent = "connecting…";
     const q = words().toString();
-    // An EventSource cannot tell why it was refused: ask first.
+    // An EventSource cannot tell why it was refused: ask first. A log that is not there
+    // yet is waited for.
     const probe = await fetch("/api/v1/audit?lines=0" + (q ? "&" + q : ""));
     if (!alive) return;
-    if (!probe.ok) { const v = await probe.json().catch(() => ({})); clear(say, problem(new Error(v.error || probe.statusText))); state.textContent = ""; return; }
+    if (probe.status === 400) { const v = await probe.json().catch(() => ({})); clear(say, problem(new Error(v.error || probe.statusText))); state.textContent = ""; return; }
     const mine = (source = new EventSource("/api/v1/stream" + (q ? "?" + q : "")));
     mine.addEventListener("tick", (e) => { if (mine === source) tick(JSON.parse(e.data)); });
     mine.addEventListener("end", (e) => { mine.close(); state.textContent = ""; clear(say, problem(new Error(JSON.parse(e.data).error))); });
