@@ -491,7 +491,7 @@ func TestRecommendExample(t *testing.T) {
 // TestRecommendDemo: on the log of the demo's real daemon nothing would be denied, in
 // any language.
 func TestRecommendDemo(t *testing.T) {
-	nstest.Need(t, only(probeNFQueue))
+	nstest.Need(t, runs("nfqueue"))
 	lock, err := os.Create(filepath.Join(os.TempDir(), "tierwall-test-keep.lock")) // as TestDemoKeep: names are the machine's
 	if err != nil {
 		t.Fatal(err)
