@@ -206,7 +206,10 @@ func (q *recommendFlags) chosen(w *assure.World, args []string) ([]*rule.Endpoin
 // read twice; remove deletes it.
 func logFiles(logs []string, stdin io.Reader) (paths []string, remove func(), err error) {
 	remove = func() {}
-	for _, path := range logs {
+	for i, path := range logs {
+		if slices.Contains(logs[:i], path) {
+			continue // given twice: its connections count once
+		}
 		if path == auditlog.Stdin {
 			f, err := os.CreateTemp("", "tierwall-log-")
 			if err != nil {

@@ -370,7 +370,7 @@ func TestRecommendGoneAndAnswers(t *testing.T) {
 		t.Errorf("would deny %+v", p.Denied)
 	}
 	notes := fmt.Sprint(p.Notes)
-	for _, want := range []string{"of the log, not in the manifests, counted as shop/web", "were packets of connections in the other direction"} {
+	for _, want := range []string{"of the log, not in the manifests, counted as shop/web", "about packets of connections in the other direction"} {
 		if !strings.Contains(notes, want) {
 			t.Errorf("no note %q in %s", want, notes)
 		}

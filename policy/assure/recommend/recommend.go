@@ -138,7 +138,7 @@ func (s *Seen) notes(unseen []*group) []string {
 		out = append(out, fmt.Sprintf("%s of the log, not in the manifests, counted as %s, by labels or by name", amount(len(names), "pod"), title))
 	}
 	if s.answers > 0 {
-		out = append(out, fmt.Sprintf("%s were packets of connections in the other direction, which allow them", amount(int(s.answers), "decision")))
+		out = append(out, fmt.Sprintf("%s in the log about packets of connections in the other direction, which allow them", amount(int(s.answers), "decision")))
 	}
 	if s.local > 0 {
 		out = append(out, fmt.Sprintf("%s from a node to its own pods need no rule: nodes always reach their pods", amount(int(s.local), "decision")))
