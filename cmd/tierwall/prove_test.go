@@ -372,3 +372,30 @@ func TestProveShowsHostileNames(t *testing.T) {
 		}
 	}
 }
+
+// TestProveWitnessIsABackend: the pod of a witness that is reached through a Service
+// has the labels by which the Service selects it.
+func TestProveWitnessIsABackend(t *testing.T) {
+	manifests := dir(t, map[string]string{"world.yaml": tenants, "policies.yaml": `apiVersion: crd.antrea.io/v1beta1
+kind: ClusterNetworkPolicy
+metadata: {name: p}
+spec:
+  priority: 5
+  appliedTo: [{namespaceSelector: {matchLabels: {tier: dev}}}]
+  egress:
+  - {name: open, action: Allow, toServices: [{name: db, namespace: pci}]}
+  - {name: none, action: Drop}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: pci}
+spec: {clusterIP: 10.96.0.9, selector: {app: db}, ports: [{port: 5432, targetPort: sql}]}
+`})
+	r, got := prove(t, claimFile(t, devToPCI), manifests)
+	if r.code != 1 {
+		t.Fatalf("exit code %d: %s%s", r.code, r.out, r.err)
+	}
+	if w := got.Claims[0].Witness; w.To.Labels["app"] != "db" || w.Via != "10.96.0.9:5432" {
+		t.Errorf("witness %+v", w)
+	}
+}

@@ -62,6 +62,9 @@ func (s *small) judge(c *Claim, wit *Witness, from, to rule.Selector, what strin
 	if wit.Decision.Verdict != res.Verdict.String() {
 		return fmt.Errorf("%s: the witness is %s, the oracle says %s", what, wit.Decision.Verdict, res.Verdict)
 	}
+	if !wit.Via.IsZero() && (wit.To.Pod == nil || wit.To.Pod.Namespace != "x" || wit.To.Pod.Labels["app"] != "a") {
+		return fmt.Errorf("%s: %+v is no backend of the Service", what, wit.To.Pod)
+	}
 	for i, e := range []*WitnessEnd{&wit.From, &wit.To} {
 		sel := []rule.Selector{from, to}[i]
 		if e.Pod == nil {

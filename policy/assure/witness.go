@@ -89,6 +89,11 @@ func (g *grid) without(f *found, from, to, e *rule.Endpoint, key string) error {
 	if e == to {
 		h = g.facts.to.end
 	}
+	if f.service != nil && e == to {
+		if _, ok := f.service.Selector[key]; ok {
+			return nil // it is a backend by this label
+		}
+	}
 	kept := e.Labels
 	e.Labels = maps.Clone(e.Labels)
 	delete(e.Labels, key)
