@@ -159,6 +159,23 @@ func TestDiffNamesAllIsolations(t *testing.T) {
 	}
 }
 
+// TestDiffLeavesOutOtherIsolations: a change has another verdict, policy or rule. One
+// more policy that isolates changes none of them, if another one is still named.
+func TestDiffLeavesOutOtherIsolations(t *testing.T) {
+	more := strings.Replace(dbPolicy(5432), "name: db,", "name: more,", 1)
+	more = more[:strings.Index(more, "  ingress:")]
+	old := shopWith(t, 5432)
+	now := dir(t, map[string]string{"world.yaml": shop, "policy.yaml": dbPolicy(5432), "more.yaml": more})
+	if r := tierwall(t, "", "diff", old, now); r.code != 0 || !strings.Contains(r.out, "No connection is decided in another way") {
+		t.Errorf("exit code %d: %s%s", r.code, r.out, r.err)
+	}
+	// Where the new one comes first, it is the one that is named.
+	now = dir(t, map[string]string{"world.yaml": shop, "policy.yaml": dbPolicy(5432), "more.yaml": strings.Replace(more, "name: more,", "name: a,", 1)})
+	if r := tierwall(t, "", "diff", old, now); r.code != 1 || !strings.Contains(r.out, "0 opened, 0 closed") {
+		t.Errorf("exit code %d: %s%s", r.code, r.out, r.err)
+	}
+}
+
 func TestDiffFailOn(t *testing.T) {
 	old, now := shopWith(t, 5432), dir(t, map[string]string{"world.yaml": shop, "p.yaml": "# none"})
 	for failOn, want := range map[string]int{"any": 1, "opened": 1, "closed": 0, "none": 0} {

@@ -242,7 +242,7 @@ func (b *brute) check(what string, d *Diff, counted *Summary) {
 	var outside [2][]outsideChange // by: from is a prefix, to is one
 	for c := range d.Changes() {
 		counted.Count(c.Kind)
-		if c.Before == c.After {
+		if c.Before.Verdict == c.After.Verdict && c.Before.Policy == c.After.Policy && c.Before.Rule == c.After.Rule {
 			b.t.Errorf("%s: nothing changes in %+v", what, c)
 		}
 		byPair[pairOf{c.From, c.To, c.Family}] = append(byPair[pairOf{c.From, c.To, c.Family}], c)
@@ -338,7 +338,7 @@ func (b *brute) pair(what string, x, y addr, rows []Change) {
 						found = append(found, c)
 					}
 				}
-				want := old.verdict != now.verdict || old.key() != now.key()
+				want := old.verdict != now.verdict || old.key() != now.key() // of isolations only the first is named
 				switch {
 				case len(found) > 1:
 					b.t.Errorf("%s: %v → %v %s %d from %d: in several rows %+v", what, x, y, proto, port, src, found)
@@ -361,15 +361,16 @@ type verdict struct {
 	egress, ingress side
 }
 
-// key is equal for connections with the same deciding rules.
+// key is equal for connections whose answers name the same policies and rules.
 func (v *verdict) key() [2]side {
+	named := func(s side) side { s.isolations = ""; return s }
 	switch {
 	case v.egress.verdict != classifier.Allow:
-		return [2]side{v.egress}
+		return [2]side{named(v.egress)}
 	case v.ingress.verdict != classifier.Allow:
-		return [2]side{{}, v.ingress}
+		return [2]side{named(v.ingress)}
 	}
-	return [2]side{v.egress, v.ingress}
+	return [2]side{named(v.egress), named(v.ingress)}
 }
 
 func (b *brute) ask(table int, src, dst netip.Addr, proto flow.Proto, port, srcPort uint16) verdict {

@@ -137,6 +137,13 @@ const (
 // Kinds lists them in order.
 var Kinds = [...]Kind{Opened, Closed, OtherRule}
 
+// same reports whether answers name the same verdict, policy and rule. Which policies
+// isolate besides the one that is named makes no change of it.
+func (s *sides) same(a, b int32) bool {
+	x, y := &s.list[a], &s.list[b]
+	return a == b || x.verdict == y.verdict && x.policy == y.policy && x.rule == y.rule
+}
+
 // change compares the sides of a connection in two tables. ok is false if nothing
 // changed.
 func (s *sides) change(oldEgress, oldIngress, egress, ingress int32) (kind Kind, before, after Decision, ok bool) {
@@ -150,13 +157,13 @@ func (s *sides) change(oldEgress, oldIngress, egress, ingress int32) (kind Kind,
 		kind = Closed
 		bd, b = ad, pick(ad, oldEgress, oldIngress)
 	case denied:
-		if bd == ad && b == a {
+		if s.same(b, a) {
 			return "", before, after, false
 		}
 		kind = OtherRule
 	default:
-		if oldIngress == ingress {
-			if oldEgress == egress {
+		if s.same(oldIngress, ingress) {
+			if s.same(oldEgress, egress) {
 				return "", before, after, false
 			}
 			bd, b, ad, a = flow.Egress, oldEgress, flow.Egress, egress
