@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
 	rtnl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -158,4 +159,36 @@ func TestBridgeThatCannotBeJudgedIsSaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	nstest.Eventually(t, "the bridge is forgotten", func() bool { open, why := w.backend.Unjudged(); return len(open) == 0 && why == nil })
+}
+
+// The table of a version that had other sets is replaced, and removed: a set that was
+// not there kept the daemon from starting, and a cleanup from removing the table.
+func TestBridgeSetOfAnOlderTableIsMissing(t *testing.T) {
+	nstest.Need(t, queueing)
+	for _, do := range []string{"start", "cleanup"} {
+		t.Run(do, func(t *testing.T) {
+			ns := nstest.New(t)
+			conn, err := nftables.New(nftables.WithNetNSFd(ns.FD()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.AddTable(tableRef())
+			if err := conn.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			err = ns.Do(func() error {
+				if do == "cleanup" {
+					return Cleanup(Marks{})
+				}
+				b, err := New(Config{Queues: 1})
+				if err != nil {
+					return err
+				}
+				return b.Close()
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

@@ -299,10 +299,19 @@ func indexSet(t *nftables.Table, name string) *nftables.Set {
 	return &nftables.Set{Table: t, Name: name, KeyType: nftables.TypeIFIndex}
 }
 
+// elements reads a set of the table in the kernel. The table of another version may not
+// have it; GetSetElements would not say that this is why it fails.
+func (f *firewall) elements(s *nftables.Set) ([]nftables.SetElement, error) {
+	if _, err := f.conn.GetSetByName(s.Table, s.Name); errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	return f.conn.GetSetElements(s)
+}
+
 // readIndexes reads such a set of the table in the kernel; there may be none.
 func (f *firewall) readIndexes(name string) (map[uint32]struct{}, error) {
-	elements, err := f.conn.GetSetElements(indexSet(tableRef(), name))
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	elements, err := f.elements(indexSet(tableRef(), name))
+	if err != nil {
 		return nil, fmt.Errorf("read set %s of the earlier table: %w", name, err)
 	}
 	indexes := map[uint32]struct{}{}
@@ -342,10 +351,7 @@ func (f *firewall) installed() (pods, error) {
 	}
 	for i, v := range []family{ipv4, ipv6} {
 		for _, name := range []string{setSelected, setFree, setLocal} {
-			elements, err := f.conn.GetSetElements(set(tableRef(), name, v))
-			if errors.Is(err, unix.ENOENT) {
-				continue // the table of an older version
-			}
+			elements, err := f.elements(set(tableRef(), name, v))
 			if err != nil {
 				return noPods(), fmt.Errorf("read set %s%s of the earlier table: %w", name, v.suffix, err)
 			}
