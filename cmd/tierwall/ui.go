@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -188,7 +187,7 @@ func (q *uiFlags) source(cmd *cobra.Command) (ui.Source, error) {
 	if n.local && w.cluster.Given() {
 		return src, usage(cmd, errors.New("--local and a cluster (--kubeconfig, --context) are different daemons: give one"))
 	}
-	if asked := n.local || len(w.manifests) == 0; asked {
+	if n.local || len(w.manifests) == 0 {
 		src.Status = func(ctx context.Context) (any, error) {
 			a, _, _, err := n.status(ctx, cmd)
 			return a, err
@@ -381,8 +380,6 @@ func (n noteWriter) Write(p []byte) (int, error) {
 	n(strings.TrimRight(string(p), "\n"))
 	return len(p), nil
 }
-
-var _ io.Writer = noteWriter(nil)
 
 // dialed is a daemon that is reached by a connection of one's own making.
 func dialed(dial func(context.Context) (cluster.Conn, error)) target {

@@ -206,7 +206,7 @@ func (s *state) diff(_ *http.Request, q url.Values) (any, error) {
 	return out, nil
 }
 
-// testTime bounds reading a log for a replay.
+// replayTime bounds reading a log.
 const replayTime = 2 * time.Minute
 
 // replay judges the connections of the log again, by the policies after the change.
