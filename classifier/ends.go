@@ -61,10 +61,11 @@ var notLocalProgram = program{uint64(outcomeNotLocal)}
 type Matcher struct {
 	t    *Table
 	memo map[uint32][]uint8 // by peer serial, then rule: 0, or 1 + certainty
+	like *likeness          // nil until asked for
 }
 
 // NewMatcher returns a Matcher of a table.
-func NewMatcher(t *Table) *Matcher { return &Matcher{t, map[uint32][]uint8{}} }
+func NewMatcher(t *Table) *Matcher { return &Matcher{t: t, memo: map[uint32][]uint8{}} }
 
 // Program returns what the policies of subject decide about connections with
 // peer, of all protocols and ports: with d egress those to it, with d ingress

@@ -57,6 +57,12 @@
 // answer. A breach is asked about again, with the pods there are, before it is a
 // [Witness].
 //
+// # Everybody at once
+//
+// World.Matrix answers for every ordered pair of pods, and for pods with addresses
+// outside: who can reach whom at which ports, by which rule. Pods of a workload that
+// no connection can tell apart are one end.
+//
 // # What a question leaves open
 //
 //   - Ports: TCP, UDP and SCTP have 1 to 65535; ICMP has type<<8|code; other

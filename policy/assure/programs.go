@@ -97,7 +97,11 @@ func skips(proto flow.Proto, is4 bool) bool {
 
 // of returns the number of the answers to connections between two ends of a table.
 func (r *reader) of(table int, d flow.Direction, subject, peer classifier.End) int32 {
-	prog := r.match[table].Program(d, subject, peer)
+	return r.ofProgram(table, d, r.match[table].Program(d, subject, peer))
+}
+
+// ofProgram returns the number of what a program answers.
+func (r *reader) ofProgram(table int, d flow.Direction, prog classifier.Program) int32 {
 	ref := programRef{table, d, prog.ID()}
 	id, ok := r.seen[ref]
 	if !ok {

@@ -138,11 +138,13 @@ func (d *Diff) Units() []string {
 
 // Protocols names the protocols that changes of a family are about: all together
 // they are all there are.
-func (d *Diff) Protocols(family int) []string {
+func (d *Diff) Protocols(family int) []string { return d.programs.protocolNames(family) }
+
+func (p *programs) protocolNames(family int) []string {
 	var out []string
-	for i, p := range d.programs.protos {
-		if !skips(p, family == 4) {
-			out = append(out, d.programs.protoName(i))
+	for i, proto := range p.protos {
+		if !skips(proto, family == 4) {
+			out = append(out, p.protoName(i))
 		}
 	}
 	return out
