@@ -124,7 +124,7 @@ that "prove" could not decide.`,
 	}
 	root.AddCommand(
 		newMatrix(), newExplain(),
-		newDiff(), newTest(), newProve(), newRecommend(),
+		newDiff(), newTest(), newProve(), newRecommend(), newReport(),
 		newCheck(),
 		newGet(), newStatus(), newFlows(), newWait(),
 		newAudit(),

@@ -77,6 +77,25 @@ func Checkout(ctx context.Context, path, revision, dir string) (string, error) {
 	return filepath.Join(dir, rel), staysIn(dir)
 }
 
+// Commit returns the commit that a directory or file was checked out from, and
+// whether it was changed since. ok is false outside of a git repository.
+func Commit(ctx context.Context, path string) (commit string, changed, ok bool) {
+	dir := path
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		dir = filepath.Dir(path)
+	}
+	head, err := git(ctx, dir, nil, nil, "rev-parse", "--verify", "--quiet", "HEAD")
+	if err != nil {
+		return "", false, false
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", false, false
+	}
+	status, err := git(ctx, dir, nil, []string{"GIT_OPTIONAL_LOCKS=0"}, "status", "--porcelain", "--", abs)
+	return strings.TrimSpace(string(head)), len(status) > 0, err == nil
+}
+
 // staysIn refuses symbolic links that lead out of a directory: a revision must not
 // read what it does not have.
 func staysIn(dir string) error {

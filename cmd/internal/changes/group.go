@@ -85,18 +85,7 @@ func Groups(d *assure.Diff) ([]Group, assure.Summary) {
 			f = &families{}
 			byEnds[k] = f
 		}
-		i := 0
-		if c.Family == 6 {
-			i = 1
-		}
-		if f[i] == nil {
-			f[i] = map[string][]portRange{}
-		}
-		r := portRange{ports: c.Ports}
-		if c.SourcePorts != nil {
-			r.src = rangeText(*c.SourcePorts)
-		}
-		f[i][c.Protocol] = append(f[i][c.Protocol], r)
+		f.add(PortSet{c.Family, c.Protocol, c.Ports, c.SourcePorts})
 		if c.Seen > 0 {
 			seen[k] += c.Seen
 		}
@@ -153,6 +142,39 @@ func Groups(d *assure.Diff) ([]Group, assure.Summary) {
 
 func (g *Group) sortKey() string {
 	return fmt.Sprint(g.From[0], "\n", g.To[0], "\n", g.Ports, "\n", g.Before, g.After, g.Some, len(g.From), len(g.To))
+}
+
+// PortSet is a range of ports of one family and protocol.
+type PortSet struct {
+	Family      int
+	Protocol    string
+	Ports       [2]uint16
+	SourcePorts *[2]uint16
+}
+
+// PortsText names ports in the fewest words: what is there, or what is missing of
+// all that a family has by protocols.
+func PortsText(sets []PortSet, protocols func(family int) []string) string {
+	var f families
+	for _, s := range sets {
+		f.add(s)
+	}
+	return f.text(&[2][]string{protocols(4), protocols(6)}, map[string]string{})
+}
+
+func (f *families) add(s PortSet) {
+	i := 0
+	if s.Family == 6 {
+		i = 1
+	}
+	if f[i] == nil {
+		f[i] = map[string][]portRange{}
+	}
+	r := portRange{ports: s.Ports}
+	if s.SourcePorts != nil {
+		r.src = rangeText(*s.SourcePorts)
+	}
+	f[i][s.Protocol] = append(f[i][s.Protocol], r)
 }
 
 // text names the ports of both families; one that has none is only named where
