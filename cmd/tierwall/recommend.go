@@ -82,7 +82,7 @@ are missing, 2 when there is nothing to recommend or the question makes no sense
   tierwall audit query --all-nodes --since 14d -o json | tierwall recommend --log - -n shop`,
 		RunE: func(cmd *cobra.Command, args []string) error { return q.run(cmd, args) },
 	}
-	q.world.flags(cmd)
+	q.flags(cmd)
 	q.output = cli.NewFormat("yaml", "json")
 	f := cmd.Flags()
 	f.Var(&q.logs, "log", "audit log, or a directory with audit.log or files *.log; \"-\" for standard input; may be given several times (required)")
@@ -144,7 +144,7 @@ func (q *recommendFlags) run(cmd *cobra.Command, args []string) error {
 	if slices.Contains(q.logs, "-") && slices.Contains(q.manifests, "-") {
 		return usage(cmd, errors.New("standard input can be the log or the manifests, not both"))
 	}
-	in, err := q.world.load(cmd, "")
+	in, err := q.load(cmd, "")
 	if err != nil {
 		return err
 	}

@@ -168,10 +168,9 @@ func (l *shopLog) connect(times int, from, to, port string) {
 	for range times {
 		k := flow.Key{Src: flow.AddrFrom(l.addr(from)), Dst: flow.AddrFrom(l.addr(to)), Proto: proto, DstPort: n}
 		flags := uint8(0)
-		switch {
-		case proto == flow.ICMP:
+		if proto == flow.ICMP {
 			k.DstPort = flow.ICMPPort(uint8(n), 0)
-		default:
+		} else {
 			k.SrcPort = l.port
 			if l.port++; l.port == 0 {
 				l.port = 32768
@@ -222,24 +221,6 @@ func (l *shopLog) done() string {
 		l.t.Fatal(err)
 	}
 	return path
-}
-
-// workload writes a Deployment, or another kind, with pods of one label app.
-func workload(kind, namespace, name string, replicas int) string {
-	spec := fmt.Sprintf("replicas: %d, ", replicas)
-	pod := "containers: [{name: c, image: i}]"
-	if kind == "DaemonSet" {
-		spec = ""
-	}
-	if kind == "StatefulSet" {
-		spec += "serviceName: " + name + ", "
-	}
-	return fmt.Sprintf(`---
-apiVersion: apps/v1
-kind: %s
-metadata: {name: %s, namespace: %s}
-spec: {%sselector: {matchLabels: {app: %s}}, template: {metadata: {labels: {app: %s, team: %s}}, spec: {%s}}}
-`, kind, name, namespace, spec, name, name, namespace, pod)
 }
 
 // bigShop is a shop of twelve workloads on two nodes, with monitoring and DNS. A
