@@ -20,7 +20,7 @@ import (
 // every connection.
 func TestAskIsWhatLookupSays(t *testing.T) {
 	asked := 0
-	for seed := range *worlds / 4 {
+	for seed := range worlds(250) {
 		r := rand.New(rand.NewPCG(uint64(seed), 23))
 		s := State{Snapshot: &inventory.Snapshot{}}
 		s.Set, s.world = universe.Random(r)
