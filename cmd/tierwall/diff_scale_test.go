@@ -40,7 +40,11 @@ func BenchmarkDiff(b *testing.B) {
 		},
 	} {
 		b.Run(name, func(b *testing.B) {
-			old, now := diffScale(b, scale{namespaces: 500, podsEach: 20, policies: 2000}, edit)
+			s := scale{namespaces: 500, podsEach: 20, policies: 2000}
+			if testing.Short() {
+				s = scale{namespaces: 50, podsEach: 20, policies: 200}
+			}
+			old, now := diffScale(b, s, edit)
 			for b.Loop() {
 				var out, errOut strings.Builder
 				if code := run(b.Context(), []string{"diff", old, now}, strings.NewReader(""), &out, &errOut); code != 1 {

@@ -14,7 +14,10 @@ import (
 // policy of an administrator, by one of each namespace, or not at all. heap-MiB is an
 // upper bound of the peak.
 func BenchmarkProve(b *testing.B) {
-	whole := scale{namespaces: 500, podsEach: 20, policies: 2000}
+	whole, small := scale{namespaces: 500, podsEach: 20, policies: 2000}, scale{namespaces: 50, podsEach: 20, policies: 200}
+	if testing.Short() {
+		whole = small
+	}
 	const admin = `apiVersion: policy.networking.k8s.io/v1alpha2
 kind: ClusterNetworkPolicy
 metadata: {name: tenants}
@@ -36,7 +39,7 @@ spec:
 	}{
 		{"administrator", admin, "", 0, whole},
 		// New namespaces of any labels are many more kinds of pods.
-		{"administrator, any namespaces, 1,000 pods", admin, "namespaces: any", 0, scale{namespaces: 50, podsEach: 20, policies: 200}},
+		{"administrator, any namespaces, 1,000 pods", admin, "namespaces: any", 0, small},
 		{"administrator, any NetworkPolicies", admin, "policies: any", 0, whole},
 		{"namespaces", own.String(), "", 0, whole},
 		{"namespaces, pods there are", own.String(), "pods: none", 0, whole},

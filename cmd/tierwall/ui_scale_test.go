@@ -25,7 +25,11 @@ func BenchmarkUIPage(b *testing.B) {
 	if dir == "" {
 		dir = b.TempDir()
 	}
-	scale{namespaces: 200, podsEach: 50, policies: 2000}.manifests(b, dir)
+	s := scale{namespaces: 200, podsEach: 50, policies: 2000}
+	if testing.Short() {
+		s = scale{namespaces: 200, podsEach: 5, policies: 200}
+	}
+	s.manifests(b, dir)
 	tab := openTab(b, 1280, 800)
 	base := tab.enter(startUI(b, "--manifests", dir))
 	for b.Loop() {
