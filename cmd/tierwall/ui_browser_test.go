@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -184,6 +185,33 @@ func (b *browser) forget() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.said, b.sent = nil, nil
+}
+
+// axe returns what the rules of axe-core find wrong with the page as it is now.
+func (b *browser) axe() []string {
+	b.tb.Helper()
+	if !js[bool](b, "!!window.axe") {
+		b.loadAxe()
+	}
+	return js[[]string](b, `axe.run().then((r) => (r.passes.length > 10 ? [] : ["nothing was checked"]).concat(r.violations.map((v) => v.id + ": " + v.help + ": " + v.nodes.slice(0, 3).map((n) => n.html + " " + n.any.map((a) => a.message).join()).join(" | "))))`)
+}
+
+func (b *browser) loadAxe() {
+	b.tb.Helper()
+	f, err := os.Open("testdata/axe/axe-core-4.14.1.min.js.gz")
+	if err != nil {
+		b.tb.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		b.tb.Fatal(err)
+	}
+	rules, err := io.ReadAll(z)
+	if err != nil {
+		b.tb.Fatal(err)
+	}
+	b.do(chromedp.Evaluate(string(rules)+"\n;0", nil))
 }
 
 // shot keeps a picture where TIERWALL_UI_SHOTS names a directory: for docs/ui.md, and
