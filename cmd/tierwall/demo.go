@@ -92,24 +92,37 @@ func demoSource(k demo.Kept) ui.Source {
 	}
 }
 
-// runDemo runs the demo, and with page serves it over the world that is kept.
-func runDemo(cmd *cobra.Command, c demo.Config, asJSON bool, page *pageFlags) error {
+// executable is this program; the name survives "go run" removing the file.
+const executable = "/proc/self/exe"
+
+// untilSignal returns a context for a command that builds a world, and what gives
+// signals back.
+func untilSignal(parent context.Context) (context.Context, func()) {
 	// These signals only end the context, so that the process cleans up before
 	// it ends. Once they have, a second one acts at once: nothing but the
 	// temporary directory can be left behind.
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
-	defer context.AfterFunc(ctx, stop)()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, stop := signal.NotifyContext(parent, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	forget := context.AfterFunc(ctx, stop)
 	// A reader of the report that has gone is an error of a write, not the end
 	// of the process: Go lets SIGPIPE kill it unless somebody asks for it.
 	pipe := make(chan os.Signal, 1)
 	signal.Notify(pipe, syscall.SIGPIPE)
-	defer signal.Stop(pipe)
+	return ctx, func() {
+		signal.Stop(pipe)
+		forget()
+		stop()
+	}
+}
+
+// runDemo runs the demo, and with page serves it over the world that is kept.
+func runDemo(cmd *cobra.Command, c demo.Config, asJSON bool, page *pageFlags) error {
+	ctx, stop := untilSignal(cmd.Context())
+	defer stop()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 
 	out, errOut := cmd.OutOrStdout(), cmd.ErrOrStderr()
-	c.Executable = "/proc/self/exe" // survives "go run" removing the file
+	c.Executable = executable
 	c.Progress = progressOn(cmd)
 	style := cli.StyleFor(out)
 	if page != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
 	"github.com/tierwall/tierwall/cmd/internal/cluster"
+	"github.com/tierwall/tierwall/cmd/internal/demo"
 	"github.com/tierwall/tierwall/cmd/internal/intent"
 	"github.com/tierwall/tierwall/policy/assure"
 	"github.com/tierwall/tierwall/policy/controller"
@@ -20,12 +21,14 @@ import (
 
 type testFlags struct {
 	world
-	live    bool
-	all     bool
-	expect  string
-	address string
-	daemons nodesFlags
-	output  *cli.Format
+	live      bool
+	probe     bool
+	all       bool
+	expect    string
+	address   string
+	daemons   nodesFlags
+	dataplane *cli.Format
+	output    *cli.Format
 }
 
 func newTest() *cobra.Command {
@@ -57,14 +60,25 @@ describes our own form for editors.
 policies. --manifests then names what they are said to read; without it the cluster's
 own policies are tested.
 
+--probe sends packets, too, in the world of "tierwall demo" under the policies of
+--manifests (root; not between pods of a cluster): from and to are its pods x/a to z/c
+(labels pod=a|b|c, namespaces ns=x|y|z) and the host outside, external:192.0.2.10 and
+external:2001:db8:1::10. Every pair of them is connected, over TCP and UDP and both
+families as the test says. A test passes when what came through, what the policies say
+and what is expected are the same; deny is silence, reject a reset or an ICMP error. Of
+more than 16 ports those are probed where the answer changes, and 80 and 81; what was not
+sent is listed. Tests of which nothing can be sent (Services, ICMP) are errors.
+
 JSON: {"tests":[{"file","line","name","from","to","port","expect","got","ok","policy",
-"rule"}],"passed","failed"}. tap is TAP 14, junit JUnit's XML, sarif SARIF 2.1.0 at the
+"rule"}],"passed","failed"}; with --probe got is what the packets showed, and there are
+"probed", the number of connections, "notSent" and "dataplane". tap is TAP 14, junit JUnit's XML, sarif SARIF 2.1.0 at the
 line of the policy that decides.
 
 Exit code 0 when all tests pass, 1 when one fails, 2 when a test cannot be asked.`,
 		Example: `  tierwall test intents.yaml --manifests policies/
   tierwall test tests/ -m policies/ -o junit > report.xml
   tierwall test netassert.yaml --live
+  tierwall test intents.yaml --probe -m policies/
   tierwall test traffic.json --expect allow -m policies/`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return q.run(cmd, args) },
@@ -72,8 +86,11 @@ Exit code 0 when all tests pass, 1 when one fails, 2 when a test cannot be asked
 	q.flags(cmd)
 	q.endpoints = true
 	q.output = cli.NewFormat("text", "json", "tap", "junit", "sarif")
+	q.dataplane = cli.NewFormat("auto", "afxdp", "nfqueue")
 	f := cmd.Flags()
 	f.BoolVar(&q.live, "live", false, "test what daemons enforce, not only what is written")
+	f.BoolVar(&q.probe, "probe", false, "make the connections, in the demo's world (root)")
+	f.Var(q.dataplane, "dataplane", "--probe: how packets reach userspace")
 	f.BoolVar(&q.all, "all", false, "text: show the tests that pass, too")
 	f.StringVar(&q.expect, "expect", "", "what tests expect that do not say: allow, deny or reject")
 	f.StringVar(&q.address, "address", agent.Default().Metrics.Address, "--live with --manifests: where the daemon on this machine listens")
@@ -87,6 +104,9 @@ func (q *testFlags) run(cmd *cobra.Command, args []string) error {
 	if q.expect != "" && !slices.Contains(intent.Expectations, q.expect) {
 		return usage(cmd, fmt.Errorf("--expect %q: want %s", q.expect, strings.Join(intent.Expectations, ", ")))
 	}
+	if err := q.probeFlags(cmd); err != nil {
+		return err
+	}
 	if slices.Contains(q.manifests, "-") && slices.Contains(args, "-") {
 		return usage(cmd, errors.New("standard input can be the tests or the manifests, not both"))
 	}
@@ -94,7 +114,11 @@ func (q *testFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	in, err := q.load(cmd, "")
+	load := func() (*cli.Input, error) { return q.load(cmd, "") }
+	if q.probe {
+		load = func() (*cli.Input, error) { return demo.Load(q.manifests) }
+	}
+	in, err := load()
 	if err != nil {
 		return err
 	}
@@ -113,7 +137,11 @@ func (q *testFlags) run(cmd *cobra.Command, args []string) error {
 			return err
 		}
 	}
-	res, err := intent.Run(tests, in, q.cluster.Namespace)
+	answer := func() (*intent.Results, error) { return intent.Run(tests, in, q.cluster.Namespace) }
+	if q.probe {
+		answer = func() (*intent.Results, error) { return q.sendProbes(cmd, tests, in) }
+	}
+	res, err := answer()
 	if err != nil {
 		return err
 	}

@@ -43,8 +43,8 @@ func predict(t *classifier.Table, results []world.Result) ([]Observation, error)
 	return out, nil
 }
 
-// again tries once more, with patience, what policy allows and was silent: on a machine
-// that is busy with other things an answer may take longer than probes wait.
+// again tries once more, with patience, what policy allows or rejects and was silent: on a
+// machine that is busy with other things an answer may take longer than probes wait.
 func again(ctx context.Context, t *classifier.Table, results []world.Result) error {
 	obs, err := predict(t, results)
 	if err != nil {
@@ -69,16 +69,21 @@ func again(ctx context.Context, t *classifier.Table, results []world.Result) err
 	return nil
 }
 
+// few is how many silent probes are tried again whatever their share.
+const few = 32
+
 // silent returns which observations a busy machine may explain: what should have passed
-// and has not, unless that is so much that something else is wrong. What has passed has
-// passed, whatever is predicted.
+// and has not, or should have been refused with an answer, unless that is so much that
+// something else is wrong. What has passed has passed, whatever is predicted.
 func silent(obs []Observation) (at []int) {
 	for i := range obs {
-		if o := &obs[i]; o.Differs() && !o.Passed && o.Broken == nil {
+		o := &obs[i]
+		unanswered := o.Predicted.Verdict == classifier.Reject.String() && o.Silent()
+		if (o.Differs() && !o.Passed || unanswered) && o.Broken == nil {
 			at = append(at, i)
 		}
 	}
-	if len(at) > len(obs)/4 {
+	if len(at) > max(len(obs)/4, few) {
 		return nil
 	}
 	return at

@@ -37,6 +37,10 @@ type Result struct {
 	// any.
 	Connection string `json:"connection"`
 	Why        string `json:"why,omitempty"` // of a test that fails
+	// Probed is how many connections were made for the test, NotSent which of those
+	// that it asks about were not: Got is then what the wire showed.
+	Probed  int      `json:"probed,omitempty"`
+	NotSent []string `json:"notSent,omitempty"`
 	// PolicyFile and PolicyLine are where the policy's rule is written, if in a file.
 	PolicyFile string `json:"policyFile,omitempty"`
 	PolicyLine int    `json:"policyLine,omitempty"`
@@ -49,6 +53,8 @@ type Results struct {
 	Tests  []Result `json:"tests"`
 	Passed int      `json:"passed"`
 	Failed int      `json:"failed"`
+	// Dataplane is what the packets of probes went through.
+	Dataplane string `json:"dataplane,omitempty"`
 }
 
 // Run asks about every test. An end that means nothing, a port that cannot be, a
@@ -117,19 +123,19 @@ func (r *runner) test(t *Test) (Result, error) {
 	if err != nil {
 		return res, err
 	}
-	res.Got = word(&cases[0])
+	res.Got = word(cases[0].Decision.Verdict)
 	shown, why := &cases[0], ""
 	for i := range cases {
 		c := &cases[i]
-		if word(c) != res.Got {
+		if word(c.Decision.Verdict) != res.Got {
 			res.Got = "mixed"
 		}
 		if why != "" {
 			continue
 		}
 		switch by := r.world.Deciders(c); {
-		case !expected(t.Expect, c):
-			shown, why = c, fmt.Sprintf("want %s, got %s", t.Expect, word(c))
+		case !fits(t.Expect, word(c.Decision.Verdict)):
+			shown, why = c, fmt.Sprintf("want %s, got %s", t.Expect, word(c.Decision.Verdict))
 		case t.By != "" && !slices.ContainsFunc(by, func(ref string) bool { return matches(ref, t.By) }):
 			who := "no policy"
 			if len(by) > 0 {
@@ -139,19 +145,24 @@ func (r *runner) test(t *Test) (Result, error) {
 		}
 	}
 	res.OK, res.Why = why == "", why
-	res.Policy, res.Rule = shown.Decision.Policy, shown.Decision.Rule
-	res.Isolations = shown.Decision.Isolations.List()
-	res.Connection = connection(shown)
-	res.PolicyFile, res.PolicyLine = r.place(&shown.Decision)
+	r.show(&res, shown)
 	if !res.OK {
 		res.explanation = r.explain(shown)
 	}
 	return res, nil
 }
 
-// word is what happens in the words of tests.
-func word(c *assure.Case) string {
-	switch c.Decision.Verdict {
+// show makes a case the one that a result tells about.
+func (r *runner) show(res *Result, c *assure.Case) {
+	res.Policy, res.Rule = c.Decision.Policy, c.Decision.Rule
+	res.Isolations = c.Decision.Isolations.List()
+	res.Connection = connection(c)
+	res.PolicyFile, res.PolicyLine = r.place(&c.Decision)
+}
+
+// word is a verdict in the words of tests.
+func word(verdict string) string {
+	switch verdict {
 	case classifier.Allow.String():
 		return "allow"
 	case classifier.Reject.String():
@@ -160,8 +171,7 @@ func word(c *assure.Case) string {
 	return "deny"
 }
 
-func expected(expect string, c *assure.Case) bool {
-	got := word(c)
+func fits(expect, got string) bool {
 	return got == expect || expect == "deny" && got == "reject"
 }
 

@@ -25,6 +25,14 @@ func (r *Result) by() string {
 	return cli.Escape(changes.PolicyName(r.Policy) + ", rule " + r.Rule)
 }
 
+// unsent says what was not probed; "" if everything was, or nothing was meant to be.
+func (r *Result) unsent() string {
+	if len(r.NotSent) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d connections made; not sent: %s", r.Probed, strings.Join(r.NotSent, "; "))
+}
+
 func (r *Result) policyPlace() string {
 	if r.PolicyFile == "" {
 		return ""
@@ -69,7 +77,16 @@ func WriteText(w io.Writer, s cli.Style, res *Results, all bool) error {
 			b.WriteString("      " + l)
 		}
 	}
-	fmt.Fprintf(&b, "%d passed, %d failed\n", res.Passed, res.Failed)
+	for i := range res.Tests {
+		if r := res.Tests[i].printable(); len(r.NotSent) > 0 {
+			fmt.Fprintf(&b, "%s\n", s.Dim(fmt.Sprintf("%s:%d  %s", r.File, r.Line, r.unsent())))
+		}
+	}
+	fmt.Fprintf(&b, "%d passed, %d failed", res.Passed, res.Failed)
+	if res.Dataplane != "" {
+		fmt.Fprintf(&b, "; packets went through %s", res.Dataplane)
+	}
+	b.WriteString("\n")
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -85,6 +102,9 @@ func WriteTAP(w io.Writer, res *Results) error {
 			state = "not ok"
 		}
 		name := strings.NewReplacer(`\`, `\\`, "#", `\#`).Replace(strings.Join(strings.Fields(r.Name), " "))
+		if u := r.unsent(); u != "" { // before: a YAML block follows its test at once
+			fmt.Fprintf(&b, "# test %d: %s\n", i+1, u)
+		}
 		fmt.Fprintf(&b, "%s %d - %s\n", state, i+1, name)
 		if r.OK {
 			continue
@@ -138,6 +158,7 @@ type (
 		Line    int           `xml:"line,attr"`
 		Time    string        `xml:"time,attr"`
 		Failure *junitFailure `xml:"failure,omitempty"`
+		Out     string        `xml:"system-out,omitempty"`
 	}
 	junitFailure struct {
 		Message string `xml:"message,attr"`
@@ -157,7 +178,7 @@ func WriteJUnit(w io.Writer, res *Results) error {
 			n++
 		}
 		s := &out.Suites[n-1]
-		c := junitCase{Name: r.Name, Class: strings.TrimSuffix(filepath.Base(r.File), filepath.Ext(r.File)), File: r.File, Line: r.Line, Time: "0"}
+		c := junitCase{Name: r.Name, Class: strings.TrimSuffix(filepath.Base(r.File), filepath.Ext(r.File)), File: r.File, Line: r.Line, Time: "0", Out: r.unsent()}
 		if !r.OK {
 			c.Failure = &junitFailure{
 				Message: r.Why + ": " + r.Connection, Type: "intent",

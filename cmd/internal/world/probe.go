@@ -40,6 +40,10 @@ type Result struct {
 	Broken error
 }
 
+// Silent reports whether nothing came back, not even a refusal: the connection did not
+// pass, and the last attempt met no reset and no ICMP error.
+func (r *Result) Silent() bool { return !r.Passed && silence(r.Err) }
+
 // ProbeConfig tunes Run. The zero value suits a world on one machine.
 type ProbeConfig struct {
 	// Timeout is how long an attempt waits for its answer; default 400 ms. A
@@ -138,15 +142,19 @@ func attempt(ctx context.Context, p Probe, c ProbeConfig) Result {
 // refusal reports whether an error is one a packet filter can cause: silence,
 // a reset, an ICMP error.
 func refusal(err error) bool {
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+	if silence(err) {
 		return true
 	}
 	for _, errno := range []unix.Errno{
-		unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.EPERM, unix.ETIMEDOUT, unix.EPIPE,
+		unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.EPERM, unix.EPIPE,
 	} {
 		if errors.Is(err, errno) {
 			return true
 		}
 	}
 	return false
+}
+
+func silence(err error) bool {
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, unix.ETIMEDOUT)
 }

@@ -85,6 +85,13 @@ type World struct {
 	Hosts []*Host // the pods by name, then the host outside
 
 	servers []*netlab.Server
+	served  map[served]bool
+}
+
+// served is where a server listens.
+type served struct {
+	network string
+	at      netip.AddrPort
 }
 
 // Missing says in a sentence which piece of the machine the world cannot be
@@ -94,7 +101,7 @@ func Missing() error { return netlab.Missing() }
 // New builds the world and starts its servers. On error nothing is left. It
 // stops early when ctx ends.
 func New(ctx context.Context) (w *World, err error) {
-	w = &World{}
+	w = &World{served: map[served]bool{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.Close())
@@ -135,14 +142,27 @@ func (w *World) serve(h *Host) error {
 	for _, p := range Ports {
 		for _, network := range Networks {
 			for _, family := range []int{4, 6} {
-				s, err := h.NS.Echo(network, netip.AddrPortFrom(h.Addr(family), p.Number))
-				if err != nil {
+				if err := w.Serve(h, network, p.Number, family); err != nil {
 					return err
 				}
-				w.servers = append(w.servers, s)
 			}
 		}
 	}
+	return nil
+}
+
+// Serve starts an echo server on a port of a host, unless one listens there.
+func (w *World) Serve(h *Host, network string, port uint16, family int) error {
+	k := served{network, netip.AddrPortFrom(h.Addr(family), port)}
+	if w.served[k] {
+		return nil
+	}
+	s, err := h.NS.Echo(network, k.at)
+	if err != nil {
+		return err
+	}
+	w.servers = append(w.servers, s)
+	w.served[k] = true
 	return nil
 }
 
