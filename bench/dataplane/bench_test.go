@@ -8,8 +8,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
-	"image/color"
-	"image/png"
 	"io"
 	"net/netip"
 	"os"
@@ -108,11 +106,6 @@ func quick(t *testing.T, name string, more ...string) *Report {
 		b, err := os.ReadFile(filepath.Join(dir, "plots", m+".svg"))
 		if err != nil || xml.Unmarshal(b, new(struct{})) != nil {
 			t.Errorf("plot of %s is not XML: %v", m, err)
-		}
-		if f, err := os.Open(filepath.Join(dir, "plots", m+".png")); err != nil {
-			t.Error(err)
-		} else if p, err := png.DecodeConfig(f); err != nil || p.Width != plotWidth*density || f.Close() != nil {
-			t.Errorf("plot of %s is not a PNG: %+v, %v", m, p, err)
 		}
 	}
 	if files, err := os.ReadDir(filepath.Join(dir, "results")); err != nil || len(files) != 2 {
@@ -411,40 +404,6 @@ func TestMarkdown(t *testing.T) {
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
-		}
-	}
-}
-
-// TestPicture: texts are drawn with the letters they have, bars where they belong.
-func TestPicture(t *testing.T) {
-	p := newPicture(20)
-	p.rect(0, 0, plotWidth, 20, white)
-	p.text(10, 12, anchorEnd, ink, "L")
-	p.rect(30, 0, 5, 20, ours)
-	art := ""
-	for y := range glyphHeight {
-		for x := range glyphWidth {
-			if p.RGBAAt((4+x)*density, (5+y)*density) == ink {
-				art += "#"
-			} else {
-				art += "."
-			}
-		}
-		art += "\n"
-	}
-	if want := strings.Repeat("#....\n", 6) + "#####\n" + strings.Repeat(".....\n", glyphBelow); art != want {
-		t.Errorf("drew\n%s, want\n%s", art, want)
-	}
-	for x, want := range map[int]color.RGBA{29: white, 30: ours, 34: ours, 35: white} {
-		if got := p.RGBAAt(x*density, 10); got != want {
-			t.Errorf("at %d: %v, want %v", x, got, want)
-		}
-	}
-	for _, s := range append(append([]string{}, allSubjects...), allMeasurements...) {
-		for _, letter := range s + " packets/s connections/s Gbit/s us ms = 0.97 x; (6.18.44-x86_64), % 2 x AMD EPYC@3.1GHz" {
-			if _, ok := glyphs[letter]; !ok && letter != ' ' {
-				t.Errorf("no letter %q", letter)
-			}
 		}
 	}
 }

@@ -92,7 +92,7 @@ nf_tables. Progress goes to standard error.`,
 	}
 	f := cmd.Flags()
 	f.StringVarP(&format, "output", "o", "text", "text, json or markdown")
-	f.StringVar(&plots, "plots", "", "directory to write plots to, as SVG and PNG")
+	f.StringVar(&plots, "plots", "", "directory to write plots to, as SVG")
 	f.StringVar(&record, "record", "", "directory to write the report to, as JSON and markdown named by command, date and machine")
 	f.BoolVar(&c.Quick, "quick", false, "one short round: shows that it works, not how fast")
 	f.BoolVar(&strict, "strict", false, "exit with 1 if a target is missed")

@@ -3,12 +3,7 @@ package dataplane
 import (
 	"bytes"
 	"encoding/xml"
-	"errors"
 	"fmt"
-	"image"
-	"image/color"
-	"image/draw"
-	"image/png"
 	"os"
 	"path/filepath"
 )
@@ -24,17 +19,17 @@ const (
 	plotBottom = 24
 )
 
-// Colours of a plot.
-var (
-	white  = color.RGBA{0xff, 0xff, 0xff, 0xff}
-	ink    = color.RGBA{0x20, 0x20, 0x20, 0xff}
-	pale   = color.RGBA{0x70, 0x70, 0x70, 0xff}
-	theirs = color.RGBA{0x9a, 0xa5, 0xb1, 0xff}
-	ours   = color.RGBA{0x2f, 0x6f, 0xb3, 0xff}
+// Colours of a plot, as SVG writes them.
+const (
+	white  = "#ffffff"
+	ink    = "#202020"
+	pale   = "#707070"
+	theirs = "#9aa5b1"
+	ours   = "#2f6fb3"
 )
 
-// Plot writes each measurement into a directory, as SVG and as PNG: a bar per
-// subject, a whisker from the least to the greatest round.
+// Plot writes each measurement into a directory, as SVG: a bar per subject,
+// a whisker from the least to the greatest round.
 func (r *Report) Plot(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -45,16 +40,10 @@ func (r *Report) Plot(dir string) error {
 		by[m] = append(by[m], res)
 	}
 	for m, results := range by {
-		vector, pixels := &svg{}, newPicture(plotHeight(results))
-		vector.begin(plotHeight(results))
-		r.plot(vector, m, results)
-		r.plot(pixels, m, results)
-		encoded, err := pixels.encode()
-		if err != nil {
-			return fmt.Errorf("plot %s: %w", m, err)
-		}
-		file := filepath.Join(dir, m)
-		if err := errors.Join(os.WriteFile(file+".svg", vector.end(), 0o644), os.WriteFile(file+".png", encoded, 0o644)); err != nil {
+		var b svg
+		b.begin(plotHeight(results))
+		r.plot(&b, m, results)
+		if err := os.WriteFile(filepath.Join(dir, m+".svg"), b.end(), 0o644); err != nil {
 			return err
 		}
 	}
@@ -71,14 +60,7 @@ const (
 	anchorEnd   anchor = "end"
 )
 
-// canvas is what a plot is drawn on; y grows downwards.
-type canvas interface {
-	rect(x, y, width, height float64, fill color.RGBA)
-	// text is written on the line y.
-	text(x, y float64, at anchor, fill color.RGBA, s string)
-}
-
-func (r *Report) plot(c canvas, measurement string, results []Result) {
+func (r *Report) plot(c *svg, measurement string, results []Result) {
 	most := 0.0
 	for _, res := range results {
 		most = max(most, res.Max, res.Value)
@@ -112,7 +94,7 @@ func (r *Report) plot(c canvas, measurement string, results []Result) {
 	}
 }
 
-// svg is a canvas of shapes.
+// svg is a drawing; y grows downwards.
 type svg struct{ bytes.Buffer }
 
 func (b *svg) begin(height int) {
@@ -124,53 +106,13 @@ func (b *svg) end() []byte {
 	return b.Bytes()
 }
 
-func hex(c color.RGBA) string { return fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B) }
-
-func (b *svg) rect(x, y, width, height float64, fill color.RGBA) {
-	fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", x, y, width, height, hex(fill))
+func (b *svg) rect(x, y, width, height float64, fill string) {
+	fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", x, y, width, height, fill)
 }
 
-func (b *svg) text(x, y float64, at anchor, fill color.RGBA, s string) {
-	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s" fill="%s">`, x, y, at, hex(fill))
+// text writes s on the line y.
+func (b *svg) text(x, y float64, at anchor, fill string, s string) {
+	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s" fill="%s">`, x, y, at, fill)
 	_ = xml.EscapeText(b, []byte(s)) // a bytes.Buffer does not fail
 	b.WriteString("</text>\n")
-}
-
-// density is pixels of a picture per pixel of a plot: letters need some.
-const density = 2
-
-// picture is a canvas of pixels.
-type picture struct{ *image.RGBA }
-
-func newPicture(height int) picture {
-	return picture{image.NewRGBA(image.Rect(0, 0, plotWidth*density, height*density))}
-}
-
-func (p picture) encode() ([]byte, error) {
-	var b bytes.Buffer
-	err := png.Encode(&b, p)
-	return b.Bytes(), err
-}
-
-func (p picture) rect(x, y, width, height float64, fill color.RGBA) {
-	at := func(v float64) int { return int(v*density + 0.5) }
-	draw.Draw(p, image.Rect(at(x), at(y), at(x+width), at(y+height)), image.NewUniform(fill), image.Point{}, draw.Src)
-}
-
-// text leaves out what it has no letter for.
-func (p picture) text(x, y float64, at anchor, fill color.RGBA, s string) {
-	const advance = glyphWidth + 1
-	if at == anchorEnd {
-		x -= float64(len(s) * advance)
-	}
-	for _, letter := range s {
-		for row, cells := range glyphs[letter] {
-			for column, black := range cells {
-				if black {
-					p.rect(x+float64(column), y-glyphHeight+glyphBelow+float64(row), 1, 1, fill)
-				}
-			}
-		}
-		x += advance
-	}
 }
