@@ -29,7 +29,7 @@ demo: ## the whole thing in network namespaces (needs root)
 	go run ./cmd/tierwall demo
 
 check: ## what to run before you push
-	gofmt -l $$(git ls-files '*.go')
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$bad" ] || { echo "not gofmt-formatted: $$bad"; exit 1; }
 	go vet ./...
 	$(MAKE) lint test
 
