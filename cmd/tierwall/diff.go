@@ -73,7 +73,7 @@ Exit code 0 without a change, 1 with one that --fail-on names.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return q.run(cmd, args) },
 	}
 	clusterFlags(cmd, &q.cluster)
-	mixedFlag(cmd, &q.lower)
+	lowerFlags(cmd, &q.lower)
 	q.output = cli.NewFormat("text", "json", "markdown", "csv", "dot")
 	f := cmd.Flags()
 	f.StringVar(&q.git, "git", "", "compare with a git revision, or two: A..B")

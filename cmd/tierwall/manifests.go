@@ -33,7 +33,7 @@ type world struct {
 func (w *world) flags(cmd *cobra.Command) {
 	manifestsFlag(cmd, &w.manifests, "directory or file of Kubernetes YAML, \"-\" for standard input; may be given several times (default: the cluster)")
 	clusterFlags(cmd, &w.cluster)
-	mixedFlag(cmd, &w.lower)
+	lowerFlags(cmd, &w.lower)
 }
 
 // manifestsFlag adds the flag --manifests: every use adds a directory or file.
@@ -91,10 +91,12 @@ func (q *question) flags(cmd *cobra.Command) {
 	f.VarP(q.output, "output", "o", "output format")
 }
 
-// mixedFlag adds the flag for what the daemon's key allowMixedDialects allows.
-func mixedFlag(cmd *cobra.Command, opt *lower.Options) {
+// lowerFlags adds the flags for what the daemon's configuration says about policies.
+func lowerFlags(cmd *cobra.Command, opt *lower.Options) {
 	cmd.Flags().BoolVar(&opt.AllowMixedDialects, "allow-mixed-dialects", false,
 		"accept KEP and released AdminNetworkPolicies together, as a daemon with allowMixedDialects does")
+	cmd.Flags().StringSliceVar(&opt.NamespacedTiers, "namespaced-tiers", nil,
+		"tiers that Antrea's namespaced policies may use, as antrea.namespacedTiers of a daemon (default: all)")
 }
 
 // load compiles the manifests or the cluster. Warnings and what could not be read

@@ -129,7 +129,7 @@ func operate(ctx context.Context, c *agent.Config) error {
 		return usageError{err}
 	}
 	o := c.Controller
-	o.Kubeconfig, o.Options.AllowMixedDialects = c.Kubernetes.Kubeconfig, c.AllowMixedDialects
+	o.Kubeconfig, o.Options = c.Kubernetes.Kubeconfig, c.LowerOptions()
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	return operator.Run(ctx, o)
 }

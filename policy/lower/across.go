@@ -6,11 +6,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/policy/api"
+	antreaapi "github.com/tierwall/tierwall/policy/api/antrea"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 	"github.com/tierwall/tierwall/policy/lower/adminnetworkpolicy"
+	"github.com/tierwall/tierwall/policy/lower/antrea"
 	"github.com/tierwall/tierwall/policy/lower/internal/upstream"
+	"github.com/tierwall/tierwall/policy/lower/kepclusternetworkpolicy"
 )
 
 // ranker is a dialect whose policies share the upstream bands with those of
@@ -23,7 +27,8 @@ type ranker interface {
 // valid has the objects that passed validation, by dialect. Others do not count:
 // a policy without a subject, say, has no field that tells its dialect.
 func (opts Options) across(dialects []Dialect, valid [][]*api.Object, inv *inventory.Snapshot) diag.List {
-	found := opts.mixed(slices.Concat(valid...))
+	all := slices.Concat(valid...)
+	found := opts.mixed(all)
 	var ranked []upstream.Ranked
 	for i, d := range dialects {
 		if r, ok := d.(ranker); ok {
@@ -31,7 +36,32 @@ func (opts Options) across(dialects []Dialect, valid [][]*api.Object, inv *inven
 		}
 	}
 	found.Add(upstream.Conflicts(ranked, inv))
+	found.Add(opts.tiers(all, ranked))
 	return found
+}
+
+// tiers checks which tiers namespaced policies of Antrea are in, against the
+// options and against the admin policies of other dialects.
+func (opts Options) tiers(objs []*api.Object, ranked []upstream.Ranked) diag.List {
+	var tiered, admins []*api.Object
+	for _, o := range objs {
+		switch {
+		case o.Kind.Group == antreaapi.APIGroup:
+			tiered = append(tiered, o)
+		case o.Kind.Group == kepclusternetworkpolicy.Group && o.Kind.Kind == "ClusterNetworkPolicy":
+			admins = append(admins, o)
+		}
+	}
+	for i := range ranked {
+		if ranked[i].Band == rule.BandAdmin {
+			admins = append(admins, ranked[i].Object)
+		}
+	}
+	var admin *api.Object
+	if len(admins) > 0 {
+		admin = first(admins)
+	}
+	return antrea.NamespacedTiers(tiered, opts.NamespacedTiers, admin)
 }
 
 // mixed reports KEP AdminNetworkPolicies together with policies that count

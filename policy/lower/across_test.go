@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/internal/fixture"
 	"github.com/tierwall/tierwall/policy/lower"
 )
@@ -101,5 +102,80 @@ func TestMixedBaseline(t *testing.T) {
 		if len(found.Errors) != 1 || !strings.Contains(found.Errors[0].Message, "BaselineAdminNetworkPolicy default") {
 			t.Errorf("%v", found)
 		}
+	}
+}
+
+const tieredPolicies = `
+apiVersion: crd.antrea.io/v1beta1
+kind: NetworkPolicy
+metadata: {name: upper, namespace: x}
+spec: {tier: SecurityOps, priority: 1, appliedTo: [{podSelector: {}}], ingress: [{action: Allow, from: [{podSelector: {}}]}]}
+---
+apiVersion: crd.antrea.io/v1beta1
+kind: NetworkPolicy
+metadata: {name: own, namespace: x}
+spec: {tier: late, priority: 1, appliedTo: [{podSelector: {}}], ingress: [{action: Allow, from: [{podSelector: {}}]}]}
+---
+apiVersion: crd.antrea.io/v1beta1
+kind: NetworkPolicy
+metadata: {name: unnamed, namespace: x}
+spec: {priority: 1, appliedTo: [{podSelector: {}}], ingress: [{action: Allow, from: [{podSelector: {}}]}]}
+---
+apiVersion: crd.antrea.io/v1beta1
+kind: ClusterNetworkPolicy
+metadata: {name: cluster}
+spec: {tier: emergency, priority: 1, appliedTo: [{podSelector: {}}], ingress: [{action: Drop, from: [{podSelector: {}}]}]}
+---
+apiVersion: crd.antrea.io/v1beta1
+kind: Tier
+metadata: {name: late}
+spec: {priority: 221}
+`
+
+const baselinePolicy = `
+---
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: c}
+spec: {tier: Baseline, priority: 102, subject: {namespaces: {}}, ingress: [{name: c, action: Deny, from: [{namespaces: {}}]}]}
+`
+
+// A namespace's policy before the cluster's admin policies gets a warning, and is
+// refused where the configuration does not have its tier.
+func TestNamespacedTiers(t *testing.T) {
+	w := fixture.MustWorld(t, "namespace x\npod x/p")
+	admin := strings.Replace(baselinePolicy, "Baseline", "Admin", 1)
+	const before = "NetworkPolicy x/upper (crd.antrea.io): spec.tier: tier \"securityops\" comes before ClusterNetworkPolicy c (policy.networking.k8s.io): "
+	const refused = "NetworkPolicy x/upper (crd.antrea.io): spec.tier: policies of a namespace may not use tier \"securityops\" here"
+	for name, tc := range map[string]struct {
+		more            string
+		allowed         []string
+		errors, warning string // how the only one begins; "" = none
+	}{
+		"no admin policy":      {"", nil, "", ""},
+		"a baseline policy":    {baselinePolicy, nil, "", ""},
+		"an admin policy":      {admin, nil, "", before},
+		"allowed":              {admin, []string{"late", "application", "securityops"}, "", ""},
+		"allowed, other form":  {admin, []string{"late", "Application", "SecurityOps"}, "", ""},
+		"not allowed":          {admin, []string{"late", "application"}, refused, ""},
+		"not allowed, nothing": {"", []string{"late", "application"}, refused, ""},
+		"none is application":  {"", []string{"late", "securityops"}, "NetworkPolicy x/unnamed (crd.antrea.io): spec.tier: policies of a namespace may not use tier \"application\" here", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, found := lower.Options{NamespacedTiers: tc.allowed}.Build(fixture.MustObjects(t, tieredPolicies+tc.more), w.Inventory)
+			check := func(list []diag.Diagnostic, want string) {
+				var got []string
+				for _, d := range list {
+					if strings.Contains(d.Path, "tier") && !strings.Contains(d.Message, "is the tier") {
+						got = append(got, d.String())
+					}
+				}
+				if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || !strings.HasPrefix(got[0], want)) {
+					t.Errorf("got %q, want %q", got, want)
+				}
+			}
+			check(found.Errors, tc.errors)
+			check(found.Warnings, tc.warning)
+		})
 	}
 }

@@ -47,6 +47,9 @@ type Options struct {
 	// . The order they then have is that of package upstream: a KEP policy
 	// of priority p ranks like a released one of 1001 − p.
 	AllowMixedDialects bool
+	// NamespacedTiers are the tiers that Antrea's NetworkPolicies, which are
+	// namespaced, may be in; none means all of them, as in Antrea.
+	NamespacedTiers []string
 	// Validate stands in for the function [Validate], for callers that remember
 	// what it said: it is asked about every object in every call. nil means that
 	// function.

@@ -21,6 +21,7 @@ import (
 	"github.com/tierwall/tierwall/dataplane/afxdp"
 	"github.com/tierwall/tierwall/dataplane/audit"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
+	"github.com/tierwall/tierwall/policy/lower"
 	"github.com/tierwall/tierwall/policy/source/kube"
 )
 
@@ -47,6 +48,8 @@ type Config struct {
 	// AllowMixedDialects accepts KEP and released AdminNetworkPolicies together
 	// (X-02).
 	AllowMixedDialects bool `json:"allowMixedDialects"`
+	// Antrea has settings for the policies of crd.antrea.io.
+	Antrea AntreaConfig `json:"antrea"`
 	// Established is strict or keep (X-54).
 	Established string `json:"established"`
 	// CutReset resets TCP connections that exist but are denied.
@@ -162,6 +165,19 @@ type NFQueueConfig struct {
 	FirstQueue  uint16 `json:"firstQueue"`
 	Queues      int    `json:"queues"` // 0 = one per CPU
 	QueueLength uint32 `json:"queueLength"`
+}
+
+// AntreaConfig is the section antrea.
+type AntreaConfig struct {
+	// NamespacedTiers are the tiers that namespaced policies may use; none means
+	// all of them, as in Antrea.
+	NamespacedTiers []string `json:"namespacedTiers"`
+}
+
+// LowerOptions returns the settings by which objects become rules: the daemon, the
+// controller part and the admission webhook must have the same.
+func (c *Config) LowerOptions() lower.Options {
+	return lower.Options{AllowMixedDialects: c.AllowMixedDialects, NamespacedTiers: c.Antrea.NamespacedTiers}
 }
 
 // validate checks what would otherwise show only when the backend starts: with
