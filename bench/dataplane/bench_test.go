@@ -18,9 +18,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/tierwall/tierwall/bench/internal/child"
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane/nstest"
+	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
 
@@ -119,7 +123,7 @@ func quick(t *testing.T, name string, more ...string) *Report {
 func TestDataplane(t *testing.T) {
 	r := quick(t, "dataplane")
 	var want []string
-	for _, m := range []string{"established_udp", "tcp_throughput", "tcp_throughput_8", "new_udp", "tcp_connect", "connect_p99"} {
+	for _, m := range []string{"established_udp", "tcp_throughput", "tcp_throughput_8", "new_udp", "tcp_connect", "connect_p99", "tcp_connect_audited"} {
 		for _, s := range []string{"kernel", "conntrack", "nft1000", "nfqueue_stock", "nfqueue", "afxdp", "auto", "afxdp_accelerated"} {
 			want = append(want, m+"/"+s)
 		}
@@ -152,6 +156,69 @@ func TestDataplane(t *testing.T) {
 	if len(r.Targets) != len(dataplaneTargets) {
 		t.Errorf("%d targets judged, want %d", len(r.Targets), len(dataplaneTargets))
 	}
+}
+
+// TestCluster: every subject is compared with the same node without it, whose
+// Service proxy has its rules.
+func TestCluster(t *testing.T) {
+	r := quick(t, "dataplane", "--cluster", "--subjects", "kernel,conntrack,auto", "--measurements", "tcp_connect,new_udp")
+	var got []string
+	for _, res := range r.Results {
+		got = append(got, res.Case+" to "+res.Base)
+	}
+	want := []string{
+		"tcp_connect/kernel@cluster to tcp_connect/kernel@cluster", "tcp_connect/auto@cluster to tcp_connect/kernel@cluster",
+		"new_udp/kernel@cluster to new_udp/kernel@cluster", "new_udp/auto@cluster to new_udp/kernel@cluster",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("cases\n%q\nwant\n%q", got, want)
+	}
+}
+
+// TestServiceProxy: a packet to a Service's address leaves for one of its endpoints.
+func TestServiceProxy(t *testing.T) {
+	nstest.Need(t)
+	l, err := newLab()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	const services = 300 // the number in the address is more than a byte
+	if err := l.serviceProxy(services); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.node.NS.AddRoute(netlab.Route{Dst: netip.MustParsePrefix("10.245.0.0/16"), Via: l.node.Outside4, Dev: netlab.Uplink}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.clients[0].NS.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		to := unix.SockaddrInet4{Port: 80, Addr: [4]byte{10, 96, 2, byte(services - 1 - 256)}}
+		if err := unix.Connect(fd, &to); !errors.Is(err, unix.EINPROGRESS) {
+			return err
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	flows, err := l.ct.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range flows {
+		to := f.Reverse.SrcIP.To4()
+		if f.Forward.DstPort == 80 && to[0] == 10 && to[1] == 245 && int(to[2])<<7|int(to[3])>>1 == services-1 && f.Reverse.SrcPort == 8080 {
+			return
+		}
+	}
+	t.Errorf("no connection is translated: %v", flows)
 }
 
 // TestStress checks what must hold at any speed, for the two that have a forward

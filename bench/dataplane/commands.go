@@ -32,7 +32,7 @@ func Commands() []*cobra.Command {
 func command(name, short string, run func(context.Context, Config) (*Report, error)) *cobra.Command {
 	var c Config
 	var format, plots, record string
-	var strict bool
+	var strict, cluster bool
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: short,
@@ -46,7 +46,7 @@ nf_tables. Progress goes to standard error.`,
 				return fmt.Errorf("-o %s: want one of %q", format, formats)
 			}
 			for _, s := range c.Subjects {
-				if !slices.Contains(allSubjects, withoutCopy(s)) {
+				if !slices.Contains(allSubjects, withoutNode(withoutCopy(s))) {
 					return fmt.Errorf("--subjects %s: want some of %q", s, allSubjects)
 				}
 			}
@@ -54,6 +54,12 @@ nf_tables. Progress goes to standard error.`,
 				if !slices.Contains(allMeasurements, m) {
 					return fmt.Errorf("--measurements %s: want some of %q", m, allMeasurements)
 				}
+			}
+			if cluster {
+				if c.Subjects == nil {
+					c.Subjects = allSubjects
+				}
+				c.Subjects = atCluster(c.Subjects)
 			}
 			if c.Rounds < 0 || c.Window < 0 {
 				return errors.New("--rounds and --window: want positive values")
@@ -102,6 +108,7 @@ nf_tables. Progress goes to standard error.`,
 	f.StringSliceVar(&c.Subjects, "subjects", nil, fmt.Sprintf("some of %q; kernel#2 is another kernel, to see how far two of a kind are apart", allSubjects))
 	if name == "dataplane" {
 		f.StringSliceVar(&c.Measurements, "measurements", nil, fmt.Sprintf("some of %q", allMeasurements))
+		f.BoolVar(&cluster, "cluster", false, fmt.Sprintf("measure on nodes with the rules of a Service proxy for %d Services; a subject can also be named so: kernel%s", clusterServices, onCluster))
 	}
 	f.StringVar(&c.Daemon, "daemon", "", "tierwalld to measure; default: built from this module")
 	return cmd

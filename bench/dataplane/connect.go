@@ -178,6 +178,9 @@ func (c *caller) close() error {
 	return errors.Join(c.keep(-1), os.NewSyscallError("close", unix.Close(c.listener)))
 }
 
+// errNoConnection: no handshake came to an end in time.
+var errNoConnection = errors.New("no connection was opened")
+
 // connects runs callers for d. It returns connections per second, accepted ones,
 // and what each handshake took, sorted.
 func (l *lab) connects(ctx context.Context, callers int, d time.Duration) (rate float64, took []time.Duration, err error) {
@@ -223,7 +226,7 @@ func (l *lab) connects(ctx context.Context, callers int, d time.Duration) (rate 
 		opened += c.opened
 	}
 	if len(took) == 0 {
-		return 0, nil, errors.New("no connection was opened")
+		return 0, nil, errNoConnection
 	}
 	slices.Sort(took)
 	return float64(opened) / d.Seconds(), took, nil

@@ -92,7 +92,8 @@ func (p *process) poll(ctx context.Context, name string, v any) error {
 
 // stats is what is used of the daemon's stats file: totals since its start.
 type stats struct {
-	Upcalls, Passed uint64
+	Upcalls, Passed         uint64
+	AuditRecords, AuditLost uint64
 }
 
 func (p *process) stats(ctx context.Context) (s stats, err error) {

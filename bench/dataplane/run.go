@@ -20,17 +20,18 @@ const (
 	measureNewUDP      = "new_udp"
 	measureConnect     = "tcp_connect"
 	measureLatency     = "connect_p99"
+	measureAudited     = "tcp_connect_audited" // every connection recorded
 )
 
-var allMeasurements = []string{measureEstablished, measureStream, measureStreams8, measureNewUDP, measureConnect, measureLatency}
+var allMeasurements = []string{measureEstablished, measureStream, measureStreams8, measureNewUDP, measureConnect, measureLatency, measureAudited}
 
 var units = map[string]string{
 	measureEstablished: "pps", measureStream: "bit/s", measureStreams8: "bit/s",
-	measureNewUDP: "flows/s", measureConnect: "connections/s", measureLatency: "us",
+	measureNewUDP: "flows/s", measureConnect: "connections/s", measureLatency: "us", measureAudited: "connections/s",
 }
 
 // yardsticks are the subjects ratios are taken to.
-var yardsticks = []string{subjectKernel, subjectConntrack, subjectStock}
+var yardsticks = []string{subjectKernel, subjectConntrack, subjectStock, subjectKernel + onCluster}
 
 // dataplaneTargets are what Tierwall promises, on a machine with two cores.
 var dataplaneTargets = []target{
@@ -50,6 +51,8 @@ var dataplaneTargets = []target{
 // baseOf is the yardstick a case is reported against.
 func baseOf(measurement, subject string) string {
 	switch {
+	case subject != withoutNode(subject):
+		return subjectKernel + onCluster
 	case measurement == measureNewUDP && (subject == subjectAFXDP || subject == subjectAuto):
 		return subjectConntrack // both keep a connection per flow
 	case measurement == measureNewUDP && subject == subjectNFQueue:
@@ -133,6 +136,7 @@ func (s *session) finish(targets []target) *Report {
 type bench struct {
 	subject string
 	lab     *lab
+	daemon  *process            // nil where the subject has none
 	samples map[string][]sample // by measurement, one per round
 }
 
@@ -167,7 +171,7 @@ func Dataplane(ctx context.Context, c Config) (rep *Report, err error) {
 				return nil, err
 			}
 		}
-		if _, err := b.lab.install(ctx, subject, s.programs); err != nil {
+		if b.daemon, err = b.lab.install(ctx, subject, s.programs); err != nil {
 			return nil, fmt.Errorf("subject %s: %w", subject, err)
 		}
 	}
@@ -205,8 +209,12 @@ func (b *bench) measure(ctx context.Context, measurement string, d time.Duration
 		s.value, err = b.lab.throughput(ctx, 8, d)
 	case measureNewUDP:
 		s.value, err = b.lab.newFlows(ctx, d)
-	case measureConnect:
-		s.value, _, err = b.lab.connects(ctx, mostCallers, d)
+	case measureConnect, measureAudited:
+		if measurement == measureConnect {
+			s.value, _, err = b.lab.connects(ctx, mostCallers, d)
+		} else {
+			s.value, _, err = b.lab.audited(ctx, b.auditor(), mostCallers, d)
+		}
 		if err == nil && s.value == 0 {
 			err = fmt.Errorf("no connection was opened within %s", d)
 		}
@@ -219,6 +227,14 @@ func (b *bench) measure(ctx context.Context, measurement string, d time.Duration
 		err = fmt.Errorf("unknown measurement %q", measurement)
 	}
 	return s, err
+}
+
+// auditor returns the daemon if it writes an audit log.
+func (b *bench) auditor() *process {
+	if withoutNode(withoutCopy(b.subject)) == subjectStock {
+		return nil
+	}
+	return b.daemon
 }
 
 func (b *bench) values(measurement string, field func(sample) float64) (v []float64) {

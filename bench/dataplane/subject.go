@@ -53,7 +53,12 @@ const (
 // is none; the lab's end stops it too.
 func (l *lab) install(ctx context.Context, subject string, programs programs) (*process, error) {
 	subject = withoutCopy(subject)
-	switch subject {
+	if subject != withoutNode(subject) {
+		if err := l.serviceProxy(clusterServices); err != nil {
+			return nil, err
+		}
+	}
+	switch subject = withoutNode(subject); subject {
 	case subjectKernel:
 		return nil, nil
 	case subjectConntrack:
