@@ -70,6 +70,9 @@ type Outcome struct {
 	// Isolations are the indexes (Table.Isolation) of every policy whose
 	// isolation caused the drop, when Reason is isolation.
 	Isolations []int32
+	// Passed lists the matching rules whose action is skip, in the order they were
+	// met before the deciding one. They need not have asked for a record.
+	Passed []RuleID
 	// Audit lists the rules that asked for a record: the skipped-through ones
 	// in order, then the deciding one.
 	Audit []RuleID
@@ -85,6 +88,7 @@ type Outcome struct {
 	StagedBand       rule.Band
 	StagedRule       RuleID
 	StagedIsolations []int32
+	StagedPassed     []RuleID
 }
 
 // WantsRecord reports whether the outcome must leave an audit record.

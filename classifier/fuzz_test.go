@@ -109,7 +109,7 @@ func difference(table *classifier.Table, o *classifier.Outcome, w *oracle.Outcom
 		Band, StagedBand            rule.Band
 		Rule, StagedRule            string
 		Isolations, StagedIsolation []string
-		Audit                       []string
+		Audit, Passed, StagedPassed []string
 		AuditIsolation, HasStaged   bool
 	}
 	g := comparable{
@@ -128,9 +128,13 @@ func difference(table *classifier.Table, o *classifier.Outcome, w *oracle.Outcom
 		return out
 	}
 	g.Rule, g.Isolations = name(o.Rule), isos(o.Isolations)
-	for _, id := range o.Audit {
-		g.Audit = append(g.Audit, name(id))
+	ids := func(l []classifier.RuleID) (out []string) {
+		for _, id := range l {
+			out = append(out, name(id))
+		}
+		return out
 	}
+	g.Audit, g.Passed, g.StagedPassed = ids(o.Audit), ids(o.Passed), ids(o.StagedPassed)
 	if o.HasStaged {
 		g.Staged, g.StagedReason, g.StagedBand = o.Staged, o.StagedReason, o.StagedBand
 		g.StagedRule, g.StagedIsolation = name(o.StagedRule), isos(o.StagedIsolations)
@@ -151,9 +155,13 @@ func difference(table *classifier.Table, o *classifier.Outcome, w *oracle.Outcom
 		return out
 	}
 	e.Rule, e.Isolations = ptr(w.Rule), isoPtrs(w.Isolations)
-	for _, r := range w.Audit {
-		e.Audit = append(e.Audit, ptr(r))
+	ptrs := func(l []*rule.Rule) (out []string) {
+		for _, r := range l {
+			out = append(out, ptr(r))
+		}
+		return out
 	}
+	e.Audit, e.Passed, e.StagedPassed = ptrs(w.Audit), ptrs(w.Passed), ptrs(w.StagedPassed)
 	if w.HasStaged {
 		e.Staged, e.StagedReason, e.StagedBand = w.Staged, w.StagedReason, w.StagedBand
 		e.StagedRule, e.StagedIsolation = ptr(w.StagedRule), isoPtrs(w.StagedIsolations)

@@ -239,7 +239,7 @@ func answerVia(t *classifier.Table, k flow.Key, via flow.Service) string {
 	for _, id := range []classifier.OutcomeID{d.Egress, d.Ingress} {
 		o := *t.Outcome(id)
 		s += fmt.Sprintf(" | %s %s %s %v %v %v", o.Verdict, o.Reason, o.Band, o.AuditIsolation, o.HasStaged, d.Audit)
-		ids := append(slices.Clone(o.Audit), o.Rule)
+		ids := append(slices.Concat(o.Passed, o.Audit, o.StagedPassed), o.Rule)
 		isos := slices.Clone(o.Isolations)
 		if o.HasStaged {
 			s += fmt.Sprint(o.Staged, o.StagedReason, o.StagedBand)

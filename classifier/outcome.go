@@ -33,6 +33,14 @@ var fixedOutcomes = []*Outcome{
 func (id OutcomeID) verdict() Verdict { return Verdict(id & 3) }
 func (id OutcomeID) index() uint32    { return uint32(id) >> outcomeShift }
 
+// Index numbers the outcomes of a table from 0 without gaps, in the order they were
+// first met; [OutcomeAt] is its inverse.
+func (id OutcomeID) Index() uint32 { return id.index() }
+
+// OutcomeAt returns an id of the outcome with an index. Only [Table.Outcome] may be
+// asked about it: verdict and audit flag are not in it.
+func OutcomeAt(index uint32) OutcomeID { return OutcomeID(index << outcomeShift) }
+
 // internOutcome returns the id of an equal outcome, adding it if new; s is the subject
 // that it is about.
 func (m *memory) internOutcome(s *subject, o *Outcome) OutcomeID {
@@ -69,15 +77,21 @@ func (o *Outcome) key() string {
 	if o.HasStaged {
 		flags |= 2
 	}
-	num(flags, int(o.Verdict), int(o.Reason), int(o.Band), int(o.Rule), len(o.Isolations), len(o.Audit))
+	num(flags, int(o.Verdict), int(o.Reason), int(o.Band), int(o.Rule), len(o.Isolations), len(o.Audit), len(o.Passed))
 	for _, i := range o.Isolations {
 		num(int(i))
 	}
 	for _, r := range o.Audit {
 		num(int(r))
 	}
+	for _, r := range o.Passed {
+		num(int(r))
+	}
 	if o.HasStaged {
-		num(int(o.Staged), int(o.StagedReason), int(o.StagedBand), int(o.StagedRule))
+		num(int(o.Staged), int(o.StagedReason), int(o.StagedBand), int(o.StagedRule), len(o.StagedPassed))
+		for _, r := range o.StagedPassed {
+			num(int(r))
+		}
 		for _, i := range o.StagedIsolations {
 			num(int(i))
 		}

@@ -203,6 +203,25 @@ func (t *Table) Policy() rule.Set {
 	return set
 }
 
+// EachRule calls f with every rule of the table, in no order. Read only: the pointer
+// stays the same from table to table while the rule does.
+func (t *Table) EachRule(f func(*rule.Rule)) {
+	t.rules.each(func(r **rule.Rule) {
+		if *r != nil {
+			f(*r)
+		}
+	})
+}
+
+// EachIsolation is as EachRule.
+func (t *Table) EachIsolation(f func(*rule.Isolation)) {
+	t.isolations.each(func(i **rule.Isolation) {
+		if *i != nil {
+			f(*i)
+		}
+	})
+}
+
 // StagedPolicies counts the policies with a rule or isolation that is evaluated
 // and recorded, and not enforced. It looks at all of them.
 func (t *Table) StagedPolicies() int {

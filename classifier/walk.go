@@ -42,6 +42,7 @@ type step struct {
 	band       rule.Band
 	rule       RuleID
 	isolations []int32
+	passed     []RuleID
 	audit      []RuleID
 	auditIso   bool
 	metStaged  bool // an audit-only rule or isolation took part
@@ -54,13 +55,13 @@ func walk(d flow.Direction, s *subject, cands []candidate, proto flow.Proto, dst
 	e := walkOnce(d, s, cands, proto, dst, src, false)
 	o := &Outcome{
 		Verdict: e.verdict, Reason: e.reason, Band: e.band, Rule: e.rule, Isolations: e.isolations,
-		Audit: e.audit, AuditIsolation: e.auditIso, StagedRule: NoRule,
+		Passed: e.passed, Audit: e.audit, AuditIsolation: e.auditIso, StagedRule: NoRule,
 	}
 	if s.staged[d] {
 		if st := walkOnce(d, s, cands, proto, dst, src, true); st.metStaged {
 			o.HasStaged = true
 			o.Staged, o.StagedReason, o.StagedBand = st.verdict, st.reason, st.band
-			o.StagedRule, o.StagedIsolations = st.rule, st.isolations
+			o.StagedRule, o.StagedIsolations, o.StagedPassed = st.rule, st.isolations, st.passed
 		}
 	}
 	return o
@@ -103,6 +104,7 @@ func walkOnce(d flow.Direction, s *subject, cands []candidate, proto flow.Proto,
 			}
 			if c.rule.Action == rule.Skip {
 				skipped |= c.rule.Skip
+				st.passed = append(st.passed, c.id)
 				continue
 			}
 			st.verdict, st.reason, st.band, st.rule = verdictOf(c.rule.Action), ReasonRule, b, c.id

@@ -62,6 +62,8 @@ type Config struct {
 	// means DefaultRejectRate, less than 0 that none is. A burst of a tenth of it
 	// is answered at once. What exceeds it is dropped without an answer.
 	RejectRate int
+	// Hits is told which rules decide; see Engine.CollectHits. nil: nothing is counted.
+	Hits HitSink
 	// Clock returns nanoseconds that never step back; nil means MonotonicClock.
 	// It is read twice per batch and must be cheap and concurrency-safe.
 	Clock func() int64

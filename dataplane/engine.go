@@ -69,6 +69,9 @@ type snapshot struct {
 	change  Change
 	settled atomic.Bool
 	before  *classifier.Table // the table before it, nil as table
+
+	// hits are the workers' counters of what the table decides; see CollectHits.
+	hits atomic.Pointer[hitBanks]
 }
 
 // vouches reports whether a connection in the table needs no other look: it was
@@ -116,6 +119,9 @@ type Engine struct {
 
 	update  sync.Mutex // serialises SetTable
 	partial bool       // guarded by update: the table in force is not everywhere in force
+	retired []retired  // guarded by update: counters to be told to Config.Hits
+
+	idleBanks []*hitBanks // guarded by update: all zero, to be used again
 
 	mu     sync.Mutex // guards recent
 	recent []*snapshot
@@ -262,14 +268,19 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 		before += w.cutTotal.Load()
 	}
 
+	s.hits.Store(e.openBanks(s.table))
 	e.current.Store(s)
 	if old == nil {
 		close(e.ready)
+	} else {
+		e.retire(old, nil)
 	}
 	var errs []error
 	stalled := e.observed()
 	if stalled != nil {
 		errs = append(errs, stalled)
+	} else {
+		e.countRetired()
 	}
 	e.tell(stalled != nil)
 	for _, w := range e.workers {

@@ -22,11 +22,16 @@ func compile(t *testing.T, gen uint64) *classifier.Table {
 // rules hold.
 func compileFor(t *testing.T, gen uint64, name string) *classifier.Table {
 	t.Helper()
+	return compileOpen(t, gen, name, uint16(80+gen))
+}
+
+// compileOpen is compileFor with the port that is open.
+func compileOpen(t *testing.T, gen uint64, name string, port uint16) *classifier.Table {
+	t.Helper()
 	pod := func(name, addr string) rule.Endpoint {
 		return rule.Endpoint{Namespace: "x", Name: name, Labels: map[string]string{"pod": name}, Node: "n", Addrs: []netip.Addr{netip.MustParseAddr(addr)}}
 	}
 	b := rule.Selector{Namespace: "x", PodLabels: rule.Labels{{Key: "pod", Op: rule.In, Values: []string{name}}}}
-	port := uint16(80 + gen)
 	origin := rule.Origin{Group: "networking.k8s.io", Kind: "NetworkPolicy", Namespace: "x", Name: "b", Index: -1}
 	allow := origin
 	allow.Index = 0

@@ -39,6 +39,8 @@ type Worker struct {
 	ring    *Ring            // this end: producer
 	backend uint8
 	queue   int
+	index   int      // among the engine's workers
+	hits    *hitBank // of the batch under way, nil where nothing is counted
 
 	batch      Batch
 	count      counters
@@ -75,7 +77,7 @@ func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
 	limits := e.cfg.Conntrack
 	limits.Worker = uint16(index) // connection ids are unique in the process
 	w := &Worker{
-		engine: e, driver: d, backend: backend, queue: queue,
+		engine: e, driver: d, backend: backend, queue: queue, index: index,
 		conns: conntrack.New(limits), ring: NewRing(e.cfg.RingSize),
 	}
 	w.rejecter, _ = d.(Rejecter)
@@ -138,7 +140,13 @@ func (w *Worker) process(b *Batch) {
 	w.epoch.Store(w.epoch.Load() + 1)
 	now := w.engine.clock()
 	s := w.engine.current.Load()
-	w.settled = s != nil && s.settled.Load()
+	w.settled, w.hits = false, nil
+	if s != nil {
+		w.settled = s.settled.Load()
+		if h := s.hits.Load(); h != nil {
+			w.hits = &(*h)[w.index]
+		}
+	}
 	for i := range b.Packets[:b.N] {
 		p := &b.Packets[i]
 		p.Remember, p.Verdict = false, classifier.Drop
@@ -237,8 +245,12 @@ func (w *Worker) prepare(p *Packet, s *snapshot, cause Cause, now int64) *Event 
 	return e
 }
 
-// decided reports a table's decision about k.
+// decided counts and reports a table's decision about k.
 func (w *Worker) decided(p *Packet, s *snapshot, cause Cause, k flow.Key, d classifier.Decision, conn uint64, now int64) {
+	if w.hits != nil {
+		w.hits.add(d.Egress, now)
+		w.hits.add(d.Ingress, now)
+	}
 	forced := w.forced.deny
 	if d.Verdict == classifier.Allow {
 		forced = w.forced.allow

@@ -15,6 +15,7 @@ import (
 	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/dataplane/hits"
 )
 
 // Connections of a burst fit the ring twice over, so that none is lost; between
@@ -150,6 +151,7 @@ func engineTime(ctx context.Context, s *scene, table *classifier.Table, busy boo
 	}
 	e := dataplane.New(dataplane.Config{
 		Backends: []dataplane.Backend{m}, RingSize: ringSize, Conntrack: conntrack.Limits{Records: 65536},
+		Hits: hits.New(dataplane.MonotonicClock), // as in the daemon
 	})
 	r := &relay{source: source{dataplane.NewRing(ringSize), table}, engine: e.Rings()[0], buf: make([]dataplane.Event, 256)}
 	from := audit.FromEngine(e)

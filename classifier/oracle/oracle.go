@@ -33,6 +33,7 @@ type Outcome struct {
 	Rule       *rule.Rule        // nil unless Reason is rule
 	Isolations []*rule.Isolation // all that caused the drop, in set order
 
+	Passed         []*rule.Rule // the matching rules whose action is skip, in order
 	Audit          []*rule.Rule // audited rules skipped through, in order, then the deciding one
 	AuditIsolation bool         // one of Isolations asked for a record
 
@@ -43,6 +44,7 @@ type Outcome struct {
 	StagedBand       rule.Band
 	StagedRule       *rule.Rule
 	StagedIsolations []*rule.Isolation
+	StagedPassed     []*rule.Rule
 }
 
 // Evaluate decides the connection k, given in the direction it was opened. The
@@ -96,6 +98,7 @@ func direction(set *rule.Set, world *rule.World, d flow.Direction, subject, peer
 		Band:       enforced.band,
 		Rule:       enforced.rule,
 		Isolations: enforced.isolations,
+		Passed:     enforced.passed,
 		Audit:      enforced.audit,
 	}
 	for _, i := range o.Isolations {
@@ -108,6 +111,7 @@ func direction(set *rule.Set, world *rule.World, d flow.Direction, subject, peer
 		o.StagedBand = staged.band
 		o.StagedRule = staged.rule
 		o.StagedIsolations = staged.isolations
+		o.StagedPassed = staged.passed
 	}
 	return o
 }
@@ -133,6 +137,7 @@ type walked struct {
 	band       rule.Band
 	rule       *rule.Rule
 	isolations []*rule.Isolation
+	passed     []*rule.Rule
 	audit      []*rule.Rule
 	metStaged  bool // an audit-only rule matched or was in doubt, or an audit-only isolation decided
 }
@@ -186,6 +191,7 @@ func (q *question) walk(staged bool) walked {
 			}
 			if r.Action == rule.Skip {
 				skipped |= r.Skip
+				w.passed = append(w.passed, r)
 				continue
 			}
 			w.rule = r
