@@ -63,6 +63,11 @@ func (b *Backend) look() (*scene, error) {
 				to = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 			}
 			a := to.Addr()
+			if r.Type == unix.RTN_UNICAST && (r.Gw != nil || r.Via != nil) {
+				// The destination is not behind this device: a single address may be that
+				// of a pod on another node.
+				to = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+			}
 			switch {
 			case r.Type == unix.RTN_LOCAL:
 				if to.IsSingleIP() && !a.IsLoopback() {

@@ -59,6 +59,7 @@ type Backend struct {
 	// Where pods are, by the last table.
 	locals   []netip.Addr
 	prefixes []netip.Prefix
+	looked   bool // for the pods' devices
 	// Bridges of pods, if the backend is to judge what passes from port to port there.
 	judgeBridges bool
 	podBridges   []netlink.Link
@@ -239,6 +240,7 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 	if b.closed {
 		return 0, dataplane.ErrClosed
 	}
+	before := b.fw.pods
 	if err := b.ask(t); err != nil {
 		return 0, err
 	}
@@ -258,6 +260,9 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 		if src, dst := t.UnknownLocal(k); !b.config.FailOpen && (src || dst && !has(own, k.Dst)) {
 			return true
 		}
+		if b.forgotten(before, k.Src) || b.forgotten(before, k.Dst) && !has(own, k.Dst) {
+			return true
+		}
 		return t.LookupVia(k, via).Verdict != classifier.Allow
 	}
 	concerned := func(k flow.Key, via flow.Service) bool { return c.Affects(k) && b.denied(k, via) }
@@ -270,13 +275,13 @@ func (b *Backend) update(t Decider, c dataplane.Change) (cut int, err error) {
 // ask brings the sets up to date.
 func (b *Backend) ask(t Decider) error {
 	locals, prefixes := t.Locals(), t.LocalPrefixes()
-	p := podsOf(t.Selected(), locals, prefixes)
-	p.devices, p.bridges, p.tunnels = b.fw.pods.devices, b.fw.pods.bridges, b.fw.pods.tunnels
-	moved := !slices.Equal(locals, b.locals) || !slices.Equal(prefixes, b.prefixes)
+	p := podsOf(t.Selected(), locals, prefixes, b.config.PodCIDRs)
+	p.devices, p.uplinks, p.bridges, p.tunnels = b.fw.pods.devices, b.fw.pods.uplinks, b.fw.pods.bridges, b.fw.pods.tunnels
+	moved := !b.looked || !slices.Equal(locals, b.locals) || !slices.Equal(prefixes, b.prefixes)
 	if moved {
 		b.locals, b.prefixes = locals, prefixes
 		if err := b.lookForDevices(&p); err != nil {
-			b.locals, b.prefixes = nil, nil // look again
+			b.locals, b.prefixes, b.looked = nil, nil, false // look again
 			return fmt.Errorf("nfqueue: %w", err)
 		}
 	}
@@ -326,7 +331,8 @@ func (b *Backend) ownAddrs() (map[flow.Addr]struct{}, error) {
 // Stats implements dataplane.Backend. Every packet the rules put into a queue is in
 // exactly one of Upcalls, Overflow and, for those that met a queue without
 // listener, Dropped. With FailOpen these, and those that found a queue full, are in
-// Bypassed. Forged packets are Dropped, and were never queued. Any goroutine may
+// Bypassed. Forged packets, and those of pods that are not known
+// (Config.PodCIDRs), are Dropped, and were never queued. Any goroutine may
 // call it; after Close it returns the last totals.
 func (b *Backend) Stats() dataplane.BackendStats {
 	b.mu.Lock()
@@ -368,7 +374,8 @@ func (b *Backend) refresh() {
 	fates[dataplane.PassAccepted] = b.stats.Bypassed
 	fates[dataplane.FateUpcall] = b.stats.Upcalls + b.stats.Overflow // what waits for a verdict counts when it is read
 	fates[dataplane.DropForged] = c[counterForged] - b.base[counterForged]
-	b.stats.Dropped = fates[dataplane.DropForged]
+	fates[dataplane.DropUnknownPod] = c[counterUnknown] - b.base[counterUnknown]
+	b.stats.Dropped = fates[dataplane.DropForged] + fates[dataplane.DropUnknownPod]
 	if b.config.FailOpen {
 		b.stats.Bypassed += b.unheard
 		fates[dataplane.PassUnheard] = b.unheard

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"runtime"
 )
 
@@ -59,6 +60,10 @@ type Config struct {
 	// AllowTunnels lets policy judge what pods send to nodes' ends of tunnels. Without it
 	// that is dropped.
 	AllowTunnels bool
+	// PodCIDRs are networks that pods get addresses from, those of other nodes
+	// included, beside the table's LocalPrefixes. An address in them that no known pod
+	// of this node has is dropped on devices that pods may be behind, unless FailOpen.
+	PodCIDRs []netip.Prefix
 	// Marks; the zero value means DefaultMarks.
 	Marks Marks
 	// FastMark is a packet mark bit of a fast path in front, 0 if there is none. It
@@ -113,6 +118,11 @@ func (c Config) complete() (Config, error) {
 	}
 	if c.ReadBuffer < 0 {
 		errs = append(errs, fmt.Errorf("read buffer %d: want a number of bytes", c.ReadBuffer))
+	}
+	for _, p := range c.PodCIDRs {
+		if !p.IsValid() || p.Bits() == 0 || p != p.Masked() {
+			errs = append(errs, fmt.Errorf("pod CIDR %v: want a network such as 10.244.0.0/16", p))
+		}
 	}
 	errs = append(errs, c.Marks.validate())
 	if ours := c.Marks.Accept | c.Marks.Reply; c.FastMark&(c.FastMark-1) != 0 || (c.FastMark|c.FormerMark)&ours != 0 {

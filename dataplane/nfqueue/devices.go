@@ -16,15 +16,17 @@ import (
 )
 
 // podDevices finds the devices by which pods' packets come in: those that a host route to
-// a pod, or into the pods' networks, leads to, and bridges that the pods' networks are
-// on. One that was a pod's before stays one until it is gone: policy may have forgotten a
-// pod that still runs.
-func podDevices(nl *rtnl.Handle, links []rtnl.Link, locals []netip.Addr, prefixes []netip.Prefix, before map[uint32]struct{}) (map[uint32]struct{}, error) {
+// a pod, or into the pods' networks, leads to without a gateway, and bridges that the pods'
+// networks are on. One that was a pod's before stays one until it is gone: policy may have
+// forgotten a pod that still runs. uplinks are devices that a route to a gateway uses, or
+// one to a network without pods.
+func podDevices(nl *rtnl.Handle, links []rtnl.Link, locals []netip.Addr, prefixes []netip.Prefix, before map[uint32]struct{}) (found, uplinks map[uint32]struct{}, err error) {
 	known := map[netip.Addr]bool{}
 	for _, a := range locals {
 		known[a.Unmap()] = true
 	}
-	found, bridges := map[uint32]struct{}{}, map[int]bool{}
+	found, uplinks = map[uint32]struct{}{}, map[uint32]struct{}{}
+	bridges := map[int]bool{}
 	for _, l := range links {
 		index := l.Attrs().Index
 		if _, was := before[uint32(index)]; was {
@@ -36,11 +38,21 @@ func podDevices(nl *rtnl.Handle, links []rtnl.Link, locals []netip.Addr, prefixe
 		// Every table: policy routing puts pods' routes elsewhere, too.
 		routes, err := nl.RouteListFiltered(family, &rtnl.Route{Table: unix.RT_TABLE_UNSPEC}, rtnl.RT_FILTER_TABLE)
 		if err != nil {
-			return nil, fmt.Errorf("list routes: %w", err)
+			return nil, nil, fmt.Errorf("list routes: %w", err)
 		}
 		for i := range routes {
 			r := &routes[i]
-			if r.Type != unix.RTN_UNICAST || r.Dst == nil {
+			if r.Type != unix.RTN_UNICAST {
+				continue
+			}
+			for _, hop := range r.MultiPath {
+				uplinks[uint32(hop.LinkIndex)] = struct{}{}
+			}
+			if r.Gw != nil || r.Via != nil {
+				uplinks[uint32(r.LinkIndex)] = struct{}{}
+				continue
+			}
+			if r.Dst == nil {
 				continue
 			}
 			a, ok := netip.AddrFromSlice(r.Dst.IP)
@@ -49,6 +61,10 @@ func podDevices(nl *rtnl.Handle, links []rtnl.Link, locals []netip.Addr, prefixe
 				continue
 			}
 			to := netip.PrefixFrom(a.Unmap(), ones)
+			if !to.IsSingleIP() && !slices.ContainsFunc(prefixes, to.Overlaps) && !slices.ContainsFunc(locals, func(a netip.Addr) bool { return to.Contains(a.Unmap()) }) {
+				uplinks[uint32(r.LinkIndex)] = struct{}{}
+				continue
+			}
 			switch {
 			case to.IsSingleIP() && (known[to.Addr()] || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })):
 			case bridges[r.LinkIndex] && (slices.ContainsFunc(prefixes, to.Overlaps) || slices.ContainsFunc(locals, func(a netip.Addr) bool { return to.Contains(a.Unmap()) })):
@@ -58,7 +74,7 @@ func podDevices(nl *rtnl.Handle, links []rtnl.Link, locals []netip.Addr, prefixe
 			found[uint32(r.LinkIndex)] = struct{}{}
 		}
 	}
-	return found, nil
+	return found, uplinks, nil
 }
 
 // routeWatch hears of changes of devices and routes in a namespace.
@@ -114,9 +130,10 @@ func (b *Backend) lookForDevices(p *pods) error {
 		p.tunnels = tunnel.Find(links, tunnel.FOU(b.routes))
 		b.ends.Store(p.tunnels)
 	}
-	if p.devices, err = podDevices(b.routes, links, b.locals, b.prefixes, p.devices); err != nil {
+	if p.devices, p.uplinks, err = podDevices(b.routes, links, b.locals, slices.Concat(b.prefixes, b.config.PodCIDRs), p.devices); err != nil {
 		return err
 	}
+	b.looked = true
 	b.wantBridges(links, p)
 	return nil
 }
@@ -125,7 +142,7 @@ func (b *Backend) lookForDevices(p *pods) error {
 func (b *Backend) followDevices() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || len(b.locals)+len(b.prefixes) == 0 {
+	if b.closed || !b.looked || len(b.locals)+len(b.prefixes)+len(b.config.PodCIDRs) == 0 {
 		return
 	}
 	p := b.fw.pods

@@ -29,6 +29,10 @@
 // that is gone: userspace decides, and denies unless the fail mode is open. So a
 // pod that starts before its policies are known leaks nothing; TCP tries again.
 //
+// Where the table has no such prefixes, Config.PodCIDRs names networks that the pods of all
+// nodes share. An unknown address in them is dropped by the rules themselves, on devices
+// that pods may be behind (unknown.go).
+//
 // # Why like this
 //
 // The verdict travels as a packet mark that a rule copies to the connection: a

@@ -42,6 +42,10 @@ type pods struct {
 	// local in the kernel's form: a range starts at one element and ends before
 	// the next.
 	local [2][]nftables.SetElement // per family
+	// networks, in the same form, are Config.PodCIDRs.
+	networks [2][]nftables.SetElement
+	// uplinks are the indexes of devices that lead to gateways.
+	uplinks map[uint32]struct{}
 	// devices are the indexes of those that pods' packets come in by.
 	devices map[uint32]struct{}
 	// bridges are the indexes of those whose frames we sent to the hooks (bridges.go).
@@ -52,20 +56,20 @@ type pods struct {
 }
 
 func noPods() pods {
-	return pods{selected: map[netip.Addr]struct{}{}, free: map[netip.Addr]struct{}{}, devices: map[uint32]struct{}{}, bridges: map[uint32]struct{}{}}
+	return pods{selected: map[netip.Addr]struct{}{}, free: map[netip.Addr]struct{}{}, devices: map[uint32]struct{}{}, bridges: map[uint32]struct{}{}, uplinks: map[uint32]struct{}{}}
 }
 
 // podsOf returns what the sets shall hold. A pod that no policy selects is of
 // interest only where unknown ones are looked for.
-func podsOf(selected, locals []netip.Addr, prefixes []netip.Prefix) pods {
+func podsOf(selected, locals []netip.Addr, prefixes, networks []netip.Prefix) pods {
 	p := noPods()
 	for _, a := range selected {
 		p.selected[a.Unmap()] = struct{}{}
 	}
 	for i, v := range []bool{true, false} {
-		p.local[i] = ranges(prefixes, v)
+		p.local[i], p.networks[i] = ranges(prefixes, v), ranges(networks, v)
 	}
-	if len(p.local[0])+len(p.local[1]) == 0 {
+	if len(prefixes)+len(networks) == 0 {
 		return p
 	}
 	for _, a := range locals {
@@ -240,7 +244,7 @@ func (f *firewall) create(p pods) error {
 	if err := f.change(t, noPods(), p); err != nil {
 		return err
 	}
-	for _, name := range []string{counterBypassed, counterQueued, counterForged} {
+	for _, name := range []string{counterBypassed, counterQueued, counterForged, counterUnknown} {
 		f.conn.AddObj(&nftables.CounterObj{Table: t, Name: name, Packets: f.counted[name]})
 	}
 	addChains(f.conn, t, ruleset(f.config, f.features))
@@ -270,7 +274,7 @@ func addChains(conn *nftables.Conn, t *nftables.Table, chains []chain) {
 
 // set returns one of our sets.
 func set(t *nftables.Table, name string, v family) *nftables.Set {
-	s := &nftables.Set{Table: t, Name: name + v.suffix, KeyType: nftables.TypeIPAddr, Interval: name == setLocal}
+	s := &nftables.Set{Table: t, Name: name + v.suffix, KeyType: nftables.TypeIPAddr, Interval: name == setLocal || name == setNetworks}
 	if v == ipv6 {
 		s.KeyType = nftables.TypeIP6Addr
 	}
@@ -279,10 +283,10 @@ func set(t *nftables.Table, name string, v family) *nftables.Set {
 
 // sets returns all of our sets.
 func sets(t *nftables.Table) (all []*nftables.Set) {
-	for _, name := range []string{setSelected, setFree, setLocal} {
+	for _, name := range []string{setSelected, setFree, setLocal, setNetworks} {
 		all = append(all, set(t, name, ipv4), set(t, name, ipv6))
 	}
-	return append(all, indexSet(t, setDevices), indexSet(t, setBridges), portSet(t), protocolSet(t), serviceMap(t, ipv4), serviceMap(t, ipv6))
+	return append(all, indexSet(t, setDevices), indexSet(t, setBridges), indexSet(t, setUplinks), portSet(t), protocolSet(t), serviceMap(t, ipv4), serviceMap(t, ipv6))
 }
 
 // portSet and protocolSet return the sets of tunnels' ends: UDP ports and protocols.
@@ -349,20 +353,27 @@ func (f *firewall) installed() (pods, error) {
 	if p.bridges, err = f.readIndexes(setBridges); err != nil {
 		return noPods(), err
 	}
+	if p.uplinks, err = f.readIndexes(setUplinks); err != nil {
+		return noPods(), err
+	}
 	for i, v := range []family{ipv4, ipv6} {
-		for _, name := range []string{setSelected, setFree, setLocal} {
+		for _, name := range []string{setSelected, setFree, setLocal, setNetworks} {
 			elements, err := f.elements(set(tableRef(), name, v))
 			if err != nil {
 				return noPods(), fmt.Errorf("read set %s%s of the earlier table: %w", name, v.suffix, err)
 			}
-			if name == setLocal {
+			if name == setLocal || name == setNetworks {
+				into := &p.local[i]
+				if name == setNetworks {
+					into = &p.networks[i]
+				}
 				// Ordered as ranges orders them: the end of a range before the
 				// start of the next.
 				slices.SortFunc(elements, func(a, b nftables.SetElement) int {
 					return cmp.Or(slices.Compare(a.Key, b.Key), boolCompare(b.IntervalEnd, a.IntervalEnd))
 				})
 				for _, e := range elements {
-					p.local[i] = append(p.local[i], nftables.SetElement{Key: e.Key, IntervalEnd: e.IntervalEnd})
+					*into = append(*into, nftables.SetElement{Key: e.Key, IntervalEnd: e.IntervalEnd})
 				}
 				continue
 			}
@@ -429,6 +440,8 @@ func (f *firewall) change(t *nftables.Table, old, p pods) error {
 		{f.conn.SetDeleteElements, setDevices, old.devices, p.devices},
 		{f.conn.SetAddElements, setBridges, p.bridges, old.bridges},
 		{f.conn.SetDeleteElements, setBridges, old.bridges, p.bridges},
+		{f.conn.SetAddElements, setUplinks, p.uplinks, old.uplinks},
+		{f.conn.SetDeleteElements, setUplinks, old.uplinks, p.uplinks},
 	} {
 		var elements []nftables.SetElement
 		for _, index := range slices.Sorted(maps.Keys(c.a)) {
@@ -460,15 +473,12 @@ func (f *firewall) change(t *nftables.Table, old, p pods) error {
 		}
 	}
 	for i, v := range []family{ipv4, ipv6} {
-		if !slices.EqualFunc(old.local[i], p.local[i], sameElement) {
-			s := set(t, setLocal, v)
-			if len(old.local[i]) != 0 {
-				f.conn.FlushSet(s)
-			}
-			if len(p.local[i]) != 0 {
-				if err := f.conn.SetAddElements(s, p.local[i]); err != nil {
-					return err
-				}
+		for _, c := range []struct {
+			name   string
+			old, p []nftables.SetElement
+		}{{setLocal, old.local[i], p.local[i]}, {setNetworks, old.networks[i], p.networks[i]}} {
+			if err := f.changeRanges(set(t, c.name, v), c.old, c.p); err != nil {
+				return err
 			}
 		}
 		for _, c := range []struct {
@@ -492,6 +502,20 @@ func (f *firewall) change(t *nftables.Table, old, p pods) error {
 		}
 	}
 	return nil
+}
+
+// changeRanges adds to the transaction what makes an interval set hold p.
+func (f *firewall) changeRanges(s *nftables.Set, old, p []nftables.SetElement) error {
+	if slices.EqualFunc(old, p, sameElement) {
+		return nil
+	}
+	if len(old) != 0 {
+		f.conn.FlushSet(s)
+	}
+	if len(p) == 0 {
+		return nil
+	}
+	return f.conn.SetAddElements(s, p)
 }
 
 func sameElement(a, b nftables.SetElement) bool {

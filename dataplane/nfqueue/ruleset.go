@@ -18,12 +18,15 @@ const (
 	TableName = "tierwall"
 
 	// Sets; the family's digit follows. Addresses of pods that policy selects,
-	// the prefixes of this node's pods, and addresses in them that are judged by
-	// nobody: pods no policy selects, and the node's own.
+	// the prefixes of this node's pods, addresses in them that are judged by
+	// nobody: pods no policy selects, and the node's own; and networks that pods of
+	// any node have addresses in (unknown.go).
 	setSelected = "selected"
 	setLocal    = "local"
 	setFree     = "free"
+	setNetworks = "networks"
 	setDevices  = "devices" // of pods
+	setUplinks  = "uplinks" // devices that lead to gateways
 	setBridges  = "bridges" // of pods, whose frames we sent to the hooks
 	// Ends of tunnels.
 	setTunnelPorts     = "tunnel-ports" // UDP
@@ -35,6 +38,7 @@ const (
 	counterBypassed = "bypassed"
 	counterQueued   = "queued"
 	counterForged   = "forged"
+	counterUnknown  = "unknown"
 )
 
 // Hook priorities. We judge after everyone's filter chains (priority 0), so that
@@ -139,23 +143,24 @@ func ruleset(c Config, f features) []chain {
 		{name: "own", rules: own},
 		{name: "passed", rules: mine},
 	}...)
+	chains = append(chains, unknownChains(c, f)...)
 	for _, v := range []family{ipv4, ipv6} {
 		chains = append(chains,
-			chain{name: "forward" + v.suffix, rules: []ruleSpec{
+			chain{name: "forward" + v.suffix, rules: append(unknownPods(c, v, src, dst), []ruleSpec{
 				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("arrived"))},
 				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("arrived"))},
 				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("arrived"))},
 				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), gotoChain("arrived"))},
-			}},
-			chain{name: "input" + v.suffix, rules: []ruleSpec{
+			}...)},
+			chain{name: "input" + v.suffix, rules: append(unknownPods(c, v, src), []ruleSpec{
 				{"from a policed pod", join(v.load(src), v.in(setSelected), gotoChain("arrived"))},
 				// A bridge gives the node itself an address among its pods'.
 				{"from a local pod nobody knows", join(v.load(src), v.in(setLocal), v.notIn(setFree), notLoopback(), gotoChain("arrived"))},
-			}},
-			chain{name: "output" + v.suffix, rules: []ruleSpec{
+			}...)},
+			chain{name: "output" + v.suffix, rules: append(toUnknownPods(c, v), []ruleSpec{
 				{"to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("own"))},
 				{"to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("own"))},
-			}},
+			}...)},
 		)
 	}
 	if f.backEarly && !c.AllowSpoofing {
@@ -259,6 +264,7 @@ func arrived(c Config, f features) (rules []ruleSpec) {
 	if f.back && !c.AllowSpoofing {
 		for _, v := range []family{ipv4, ipv6} {
 			rules = append(rules, ruleSpec{"forged: a local pod's address, from elsewhere", forged(join(v.is(), v.load(src), v.in(setLocal), noWayBack()))})
+			rules = append(rules, forgedUnknown(c, v)...)
 		}
 	}
 	return append(rules, ruleSpec{"ask", gotoChain(chainJudge)})
@@ -269,14 +275,14 @@ func arrived(c Config, f features) (rules []ruleSpec) {
 // of this node's pods on another way than back to that pod.
 func early(c Config) (chains []chain) {
 	for _, v := range []family{ipv4, ipv6} {
-		chains = append(chains, chain{name: "early" + v.suffix, rules: []ruleSpec{
+		chains = append(chains, chain{name: "early" + v.suffix, rules: append(forgedEarly(c, v), []ruleSpec{
 			{"from elsewhere", join(v.load(src), v.notIn(setLocal), verdict(expr.VerdictReturn))},
 			{"back where it came from", join(wayBack(), verdict(expr.VerdictReturn))},
 			{"forged: a policed pod's address", join(v.load(src), v.in(setSelected), gotoChain("forged"))},
 			{"forged: the address of a local pod nobody knows", join(v.load(src), v.notIn(setFree), gotoChain("forged"))},
 			{"forged: a local pod's address, to a policed pod", join(v.load(dst), v.in(setSelected), gotoChain("forged"))},
 			{"forged: a local pod's address, to a local pod nobody knows", join(v.load(dst), v.in(setLocal), v.notIn(setFree), gotoChain("forged"))},
-		}})
+		}...)})
 	}
 	chains = append([]chain{{name: "forged", rules: []ruleSpec{{"another's address", join(count(counterForged), verdict(expr.VerdictDrop))}}}}, chains...)
 	// Behind the translation of destinations: who is called shows.

@@ -29,6 +29,7 @@ func TestRulesetGolden(t *testing.T) {
 		"xtables-closed.txt":    {Config{Queues: 2}, features{fib: true, back: true, reject: true}},
 		"xtables-open.txt":      {Config{Queues: 1, FailOpen: true, AllowSpoofing: true}, features{fib: true, back: true, reject: true}},
 		"fast-path.txt":         {Config{Queues: 2, FastMark: 0x10}, features{fib: true, back: true, reject: true, zones: true}},
+		"pod-cidrs.txt":         {Config{Queues: 2, PodCIDRs: podNetworks}, features{queueExpr: true, fib: true, back: true, reject: true}},
 		"early.txt":             {Config{Queues: 2, FastMark: 0x10}, features{queueExpr: true, fib: true, backEarly: true, reject: true, zones: true}},
 		"native-open-nofib.txt": {Config{Queues: 4, QueueNum: 100, FailOpen: true, Marks: Marks{0x1, 0x80000000}}, features{queueExpr: true}},
 	} {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/tierwall/tierwall/dataplane/afxdp"
@@ -16,10 +17,37 @@ type AttachConfig struct {
 	Attach       string `json:"attach"`       // auto, tcx, clsact or xdp-generic
 	Devices      string `json:"devices"`      // patterns of pod devices; "" = every veth that may be one
 	Exclude      string `json:"exclude"`      // patterns of devices never touched
-	PodCIDRs     string `json:"podCIDRs"`     // beside those of the Node object
+	PodCIDRs     string `json:"podCIDRs"`     // the former name of Config.PodCIDRs
 	AntiSpoofing bool   `json:"antiSpoofing"` // drop packets in another pod's name
 	Uplinks      string `json:"uplinks"`      // devices towards other nodes
 	XDPMode      string `json:"xdpMode"`      // of the uplinks: off, native or generic
+}
+
+// parseNetworks reads a list of networks, separated by commas. The error names the key.
+func parseNetworks(key, list string) (networks []netip.Prefix, err error) {
+	var errs []error
+	for _, s := range strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' }) {
+		p, err := netip.ParsePrefix(s)
+		if err != nil || p.Bits() == 0 || p != p.Masked() {
+			errs = append(errs, fmt.Errorf("%s: %q: want a network such as 10.244.0.0/16", key, s))
+			continue
+		}
+		networks = append(networks, p)
+	}
+	return networks, errors.Join(errs...)
+}
+
+// podNetworks returns the networks that pods get addresses from, of both keys. Validate
+// has looked for errors.
+func (c *Config) podNetworks() []netip.Prefix {
+	networks, _ := parseNetworks("podCIDRs", c.PodCIDRs)
+	former, _ := parseNetworks("afxdp.podCIDRs", c.AFXDP.PodCIDRs)
+	for _, p := range former {
+		if !slices.Contains(networks, p) {
+			networks = append(networks, p)
+		}
+	}
+	return networks
 }
 
 // options is the configuration as the backend has it. Errors name the key.
@@ -28,13 +56,8 @@ func (c *AttachConfig) options(failOpen bool) (devices []string, a afxdp.AttachC
 		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
 	}
 	var errs []error
-	for _, s := range list(c.PodCIDRs) {
-		p, err := netip.ParsePrefix(s)
-		if err != nil || p.Bits() == 0 || p != p.Masked() {
-			errs = append(errs, fmt.Errorf("afxdp.podCIDRs: %q: want a network such as 10.244.1.0/24", s))
-			continue
-		}
-		a.PodCIDRs = append(a.PodCIDRs, p)
+	if a.PodCIDRs, err = parseNetworks("afxdp.podCIDRs", c.PodCIDRs); err != nil {
+		errs = append(errs, err)
 	}
 	a.Attach, a.UplinkMode = afxdp.Attach(c.Attach), afxdp.UplinkMode(c.XDPMode)
 	switch a.Attach {

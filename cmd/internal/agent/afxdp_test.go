@@ -39,3 +39,20 @@ func TestAttachOptions(t *testing.T) {
 		}
 	}
 }
+
+// Both backends get the networks of both keys.
+func TestPodNetworks(t *testing.T) {
+	c := Default()
+	c.Manifests, c.PodCIDRs, c.AFXDP.PodCIDRs = Paths{"x"}, "10.0.0.0/8, fd00::/48", "10.0.0.0/8,172.16.0.0/12"
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/48"), netip.MustParsePrefix("172.16.0.0/12")}
+	if got := c.podNetworks(); !slices.Equal(got, want) {
+		t.Errorf("networks %v, want %v", got, want)
+	}
+	c.PodCIDRs = "10.0.0.1/8"
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), `podCIDRs: "10.0.0.1/8": want a network`) || strings.Contains(err.Error(), "afxdp.podCIDRs") {
+		t.Errorf("error %v, want one that names podCIDRs", err)
+	}
+}

@@ -133,7 +133,7 @@ func fastMark(c *Config) uint32 {
 func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
 	b, err := nfqueue.New(nfqueue.Config{
 		QueueNum: c.NFQueue.FirstQueue, Queues: c.NFQueue.Queues, QueueLen: c.NFQueue.QueueLength,
-		FailOpen: c.FailMode == "open", AllowSpoofing: !c.AFXDP.AntiSpoofing, AllowTunnels: c.AllowPodTunnels, Marks: nfqueueMarks, FastMark: fastMark(c), FormerMark: afxdpMarks.Fast,
+		FailOpen: c.FailMode == "open", AllowSpoofing: !c.AFXDP.AntiSpoofing, AllowTunnels: c.AllowPodTunnels, PodCIDRs: c.podNetworks(), Marks: nfqueueMarks, FastMark: fastMark(c), FormerMark: afxdpMarks.Fast,
 		Logger: log.With("backend", "nfqueue"),
 	})
 	if err != nil {
@@ -153,7 +153,7 @@ func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, erro
 	if err != nil {
 		return nil, err
 	}
-	attach.AllowTunnels = c.AllowPodTunnels
+	attach.AllowTunnels, attach.PodCIDRs = c.AllowPodTunnels, c.podNetworks()
 	b, err := afxdp.New(afxdp.Config{
 		Strict: strict, FailOpen: c.FailMode == "open", PinPath: c.AFXDP.PinPath, Queues: c.AFXDP.Queues,
 		FlowEntries: int(c.AFXDP.FlowEntries), UpcallRate: c.AFXDP.UpcallRate, UpcallBurst: c.AFXDP.UpcallBurst,

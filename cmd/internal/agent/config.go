@@ -45,6 +45,9 @@ type Config struct {
 	Accelerate bool `json:"accelerate"`
 	// AllowPodTunnels lets policy judge what pods send to nodes' ends of tunnels.
 	AllowPodTunnels bool `json:"allowPodTunnels"`
+	// PodCIDRs are networks that pods of any node get addresses from, separated by
+	// commas, beside the pod CIDRs of Node objects.
+	PodCIDRs string `json:"podCIDRs"`
 	// AllowMixedDialects accepts KEP and released AdminNetworkPolicies together
 	// (X-02).
 	AllowMixedDialects bool `json:"allowMixedDialects"`
@@ -304,6 +307,9 @@ func (c *Config) Validate() error {
 		errs = append(errs, errors.New("cni.socket: needs kubernetes.enabled: manifests say themselves what addresses pods have"))
 	} else if c.CNI.Socket != "" && !filepath.IsAbs(c.CNI.Socket) {
 		errs = append(errs, fmt.Errorf("cni.socket: %q: want an absolute path, such as /run/tierwall/cni.sock", c.CNI.Socket))
+	}
+	if _, err := parseNetworks("podCIDRs", c.PodCIDRs); err != nil {
+		errs = append(errs, err)
 	}
 	errs = append(errs, c.Controller.Validate())
 	if c.RejectRate < 0 {
