@@ -48,8 +48,8 @@ APPLIED-TO is an identifier, equal for policies with equal subjects; RULES count
 what is written; SOURCE says where it is written. TIER-PRIORITY and PRIORITY are
 <NONE> in APIs that have none.
 
---pod lists only the policies that are about one pod, still in their order: what
-decides for it, strongest first.
+--pod lists only the policies that are about a pod, or any pod of a workload or label
+selector (see explain), still in their order: what decides for it, strongest first.
 
 STAGE is there when a policy listed is staged: "audit" is recorded and not enforced.
 -o wide always has it, and BAND, DIALECT and SUBJECT, in words. A policy without any effective rule,
@@ -76,11 +76,11 @@ tierPriority and priority are null where the API has none.`,
 			}
 			policies := listing.Policies(in.Objects, &in.Set)
 			if pod != "" {
-				e, err := query.Pod(in.Snapshot, q.qualify(pod))
+				pods, err := query.PodsOf(in.Table, in.Snapshot, pod, q.cluster.Namespace)
 				if err != nil {
 					return usage(cmd, fmt.Errorf("--pod: %w", err))
 				}
-				policies = slices.DeleteFunc(policies, func(p listing.Policy) bool { return !p.Selects(e) })
+				policies = slices.DeleteFunc(policies, func(p listing.Policy) bool { return !slices.ContainsFunc(pods, p.Selects) })
 			}
 			if n := q.cluster.Namespace; n != "" {
 				policies = slices.DeleteFunc(policies, func(p listing.Policy) bool { return p.Namespace != "" && p.Namespace != n })
@@ -97,7 +97,7 @@ tierPriority and priority are null where the API has none.`,
 	}
 	q.world.flags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&pod, "pod", "", "only the policies about this pod, NAMESPACE/NAME")
+	f.StringVar(&pod, "pod", "", "only the policies about this pod, workload (deploy/NAME) or label selector")
 	f.Var(order, "sort-by", "order of the lines")
 	q.output = cli.NewFormat("table", "wide", "json")
 	f.VarP(q.output, "output", "o", "output format")

@@ -122,7 +122,7 @@ func TestGetPoliciesOfPod(t *testing.T) {
 	if strings.Join(got, " ") != "first web base" { // S1-39
 		t.Errorf("got %s%s", r.out, r.err)
 	}
-	for _, pod := range []string{"web", "shop/none"} {
+	for _, pod := range []string{"wbe", "shop/none"} {
 		if r := tierwall(t, world, "get", "policies", "-m", "-", "--pod", pod); r.code != 2 || !strings.Contains(r.err, "--pod") {
 			t.Errorf("%s: exit code %d: %s", pod, r.code, r.err)
 		}

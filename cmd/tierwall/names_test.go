@@ -18,16 +18,16 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 		{"explain --from frontend --to db -p htp/TCP" + m, "no pod has a port named htp/TCP; there is http/TCP, "},
 		{"explain --from frontend --to 203.0.113.9 -p htp" + m, "there is http/TCP"},
 		{"explain --from frontend --to svc/shop/backend -p htp/TCP" + m, "it has 80/TCP (http)"},
-		{"explain --from frontend --to shop/bd -p 80/TCP" + m, "no pod shop/bd; there is shop/db, "},
-		{"explain --from shp/frontend --to db -p 80/TCP" + m, "no pod shp/frontend; there is shop/frontend, "},
-		{"explain --from frontend --to svc/shop/bakcend -p 80/TCP" + m, "; there is svc/shop/backend, "},
+		{"explain --from frontend --to shop/bd -p 80/TCP" + m, "no pod or workload shop/bd; there is shop/db, "},
+		{"explain --from shp/frontend --to db -p 80/TCP" + m, "no namespace shp; there is shop, "},
+		{"explain --from frontend --to svc/shop/bakcend -p 80/TCP" + m, "no Service shop/bakcend; there is shop/backend, "},
 		{"explain --from shop/frontend --to shop/db -p 80/TCP -n shpo" + m, "no namespace shpo; there is shop, "},
 		{"explain --from frontend --to db -p 80/TCP --node node-9" + m, `node "node-9" is not among the 2 nodes; there is node-1, node-2`},
 		{"matrix -n typo" + m, "no namespace typo; there is "},
 		{"matrix -n shpo -o json" + m, "no namespace shpo; there is shop, "},
 		{"get policies -n shpo" + m, "no namespace shpo; there is shop, "},
 		{"get policies -n shpo -o json" + m, "no namespace shpo; there is shop, "},
-		{"get policies --pod shop/fronted" + m, "--pod: no pod shop/fronted; there is shop/frontend, "},
+		{"get policies --pod shop/fronted" + m, "--pod: no pod or workload shop/fronted; there is shop/frontend, "},
 	} {
 		r := tierwall(t, "", strings.Fields(tt.args)...)
 		if r.code != cli.ExitUsage || r.out != "" || !strings.Contains(r.err, tt.err) {

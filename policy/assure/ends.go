@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
@@ -27,7 +28,7 @@ const EndForms = `  NAMESPACE/NAME      a pod, or all pods of the workload of th
   NAME                the same, where only one namespace has it (or with -n)
   deploy/[NS/]NAME    a workload by kind: deploy, sts, ds, rs, rc, job, cj, pod
   svc/[NS/]NAME       a Service: its backends, at their target ports; also
-                      NAME.NS.svc and NAME.NS.svc.cluster.local
+                      NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local
   app=web,tier!=old   pods by label; NAMESPACE/app=web in one namespace
   ns:shop             all pods of a namespace; ns:tier=dev those of all namespaces
                       with the label; ns:tier=dev/app=web the two together
@@ -76,14 +77,33 @@ func (w *World) End(text, namespace string) (End, error) {
 			e.Pods, err = w.bySelector(text, namespace)
 			break
 		}
-		if prefix, rest, ok := strings.Cut(text, "/"); ok && kindWords[prefix] != "" && w.namespaces[prefix] == nil {
-			e.Pods, err = w.byKind(kindWords[prefix], rest, namespace)
+		if kind, rest, ok := w.kindOf(text); ok {
+			e.Pods, err = w.byKind(kind, rest, namespace)
 			break
 		}
 		e, err = w.byName(text, namespace)
 	}
 	e.Text = text
 	return e, err
+}
+
+// kindOf splits deploy/NAME, deploy/NAMESPACE/NAME, NAMESPACE/deploy/NAME, and what
+// kubectl -o name prints, deployment.apps/NAME.
+func (w *World) kindOf(text string) (kind, rest string, ok bool) {
+	parts := strings.Split(text, "/")
+	word := func(s string) string {
+		s, _, _ = strings.Cut(strings.ToLower(s), ".")
+		return kindWords[s]
+	}
+	switch {
+	case len(parts) == 3 && w.namespaces[parts[0]] != nil && word(parts[1]) != "":
+		return word(parts[1]), parts[0] + "/" + parts[2], true
+	case len(parts) == 2 && w.namespaces[parts[0]] != nil:
+		return "", "", false // a namespace that is called like a kind
+	case len(parts) < 2 || word(parts[0]) == "":
+		return "", "", false
+	}
+	return word(parts[0]), strings.Join(parts[1:], "/"), true
 }
 
 func cut(s *string, prefix string) bool {
@@ -341,13 +361,8 @@ func (w *World) byName(text, namespace string) (End, error) {
 			ShortKind(keys[0].kind), keys[0].namespace, name, ShortKind(keys[1].kind), keys[1].namespace, name)
 	}
 	if !ok {
-		for _, suffix := range []string{".svc.cluster.local", ".svc"} {
-			if host, found := strings.CutSuffix(strings.TrimSuffix(text, "."), suffix); found {
-				if name, ns, ok := strings.Cut(host, "."); ok {
-					s, err := w.service(ns+"/"+name, "")
-					return End{Service: s}, err
-				}
-			}
+		if e, found, err := w.byDNS(text); found {
+			return e, err
 		}
 	}
 	for i := range w.Snapshot.Pods {
@@ -365,32 +380,34 @@ func (w *World) byName(text, namespace string) (End, error) {
 	return End{}, fmt.Errorf("no pod or workload %s; there is %s", text, among(text, known))
 }
 
-// among lists what exists, the names that resemble s first, for an error text.
+// byDNS finds a Service by the name it has in the cluster's DNS: NAME.NS, NAME.NS.svc,
+// NAME.NS.svc.DOMAIN, and a pod of a headless Service by POD.NAME.NS.svc.
+func (w *World) byDNS(text string) (e End, found bool, err error) {
+	labels := strings.Split(strings.TrimSuffix(strings.ToLower(text), "."), ".")
+	at := slices.Index(labels, "svc")
+	if at < 0 && len(labels) == 2 {
+		if e.Service = w.Snapshot.Service(labels[1], labels[0]); e.Service != nil {
+			return e, true, nil
+		}
+	}
+	switch {
+	case at == 2:
+		e.Service, err = w.service(labels[1]+"/"+labels[0], "")
+		return e, true, err
+	case at == 3:
+		if _, err = w.service(labels[2]+"/"+labels[1], ""); err != nil {
+			return e, true, err
+		}
+		e.Pods, err = w.byKind("Pod", labels[2]+"/"+labels[0], "")
+		return e, true, err
+	}
+	return e, false, nil
+}
+
+// among lists what exists, the names most like s first, for an error text.
 func among(s string, known []string) string {
 	if len(known) == 0 {
 		return "none at all"
 	}
-	known = slices.Clone(known)
-	tail := s[strings.LastIndexByte(s, '/')+1:]
-	slices.SortStableFunc(known, func(a, b string) int { return resemblance(b, s, tail) - resemblance(a, s, tail) })
-	const most = 6
-	more := ""
-	if len(known) > most {
-		more = fmt.Sprintf(" and %d more", len(known)-most)
-		known = known[:most]
-	}
-	return strings.Join(known, ", ") + more
-}
-
-func resemblance(known, asked, tail string) int {
-	switch {
-	case strings.HasSuffix(known, "/"+tail):
-		return 3
-	case tail != "" && strings.Contains(known, tail):
-		return 2
-	}
-	if ns, _, ok := strings.Cut(asked, "/"); ok && strings.Contains(known, ns+"/") {
-		return 1
-	}
-	return 0
+	return strings.TrimPrefix(diag.Among(s, known), "; there is ")
 }

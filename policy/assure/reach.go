@@ -88,6 +88,7 @@ type Region struct {
 	Prefixes []netip.Prefix
 	Size     float64 // how many of its addresses no pod, node or pod network has
 	End      classifier.End
+	Addr     netip.Addr // one of these addresses
 }
 
 // Contains reports whether an address is in the region.
@@ -129,7 +130,7 @@ func (w *World) Regions(is4 bool) []Region {
 			}
 			size += n
 		}
-		out = append(out, Region{r.prefixes, size, w.Table.OutsideEnd(r.free)})
+		out = append(out, Region{r.prefixes, size, w.Table.OutsideEnd(r.free), r.free})
 	}
 	return out
 }

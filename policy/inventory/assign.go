@@ -51,6 +51,7 @@ func (b *builder) assign() {
 			}
 			continue
 		}
+		p.MadeUpIPs = true
 		h := fnv.New64a()
 		_, _ = h.Write([]byte(p.Namespace + "/" + p.Name)) // never fails
 		p.IPs = []netip.Addr{

@@ -47,6 +47,8 @@ type Pod struct {
 	Workload Workload `json:",omitzero"`
 	// MadeUp is set for the pods that Options.Workloads makes.
 	MadeUp bool `json:"-"`
+	// MadeUpIPs is set where IPs come from Options.AssignAddresses.
+	MadeUpIPs bool `json:"-"`
 }
 
 // Workload names the object that pods belong to, in the namespace of the pods.

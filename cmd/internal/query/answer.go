@@ -8,30 +8,27 @@ import (
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/classifier/rule"
+	"github.com/tierwall/tierwall/policy/assure"
 	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
-// Answer explains the connection from one end to another one, both as [Resolve] reads
-// them. Exactly one of the results is set: that of a Service has its backends'.
+// Answer explains the connection from one end to another one. Exactly one of the
+// results is set: that of a Service has its backends'. Ends that are several pods are
+// answered for by one of them, where all are decided alike.
 func Answer(t *classifier.Table, inv *inventory.Snapshot, from, to string, p Port, family Family) (*Explanation, *ServiceExplanation, error) {
-	src, err := Resolve(t, inv, from)
+	q := Question{From: from, To: to, Port: p, Family: family}
+	r, err := q.Answer(t, inv)
 	if err != nil {
 		return nil, nil, err
 	}
-	if src.Service != nil {
-		return nil, nil, fmt.Errorf("%s is a Service: connections come from pods and addresses", from)
+	if g := r.Group; g != nil {
+		if len(g.Cases) > 1 {
+			return nil, nil, fmt.Errorf("%s and %s are several ends that are not all decided alike: ask about %s and %s, for one", from, to, g.Cases[0].From[0], g.Cases[0].To[0])
+		}
+		return g.Cases[0].Example, g.Cases[0].Service, nil
 	}
-	dst, err := ResolveDestination(t, inv, to, p)
-	if err != nil {
-		return nil, nil, err
-	}
-	if dst.Service != nil {
-		e, err := ExplainService(t, inv, src, dst, p, family)
-		return nil, &e, err
-	}
-	e, err := Explain(t, src, dst, p, family)
-	return &e, nil, err
+	return r.One, r.Service, nil
 }
 
 // Pod finds a pod by NAMESPACE/NAME.
@@ -49,6 +46,20 @@ func Pod(inv *inventory.Snapshot, name string) (*rule.Endpoint, error) {
 		names[i] = PodName(&pods[i])
 	}
 	return nil, fmt.Errorf("no pod %s%s", name, diag.Among(name, names))
+}
+
+// PodsOf finds the pods of an end, see [assure.EndForms]; a Service's are those it selects.
+func PodsOf(t *classifier.Table, inv *inventory.Snapshot, text, namespace string) ([]*rule.Endpoint, error) {
+	e, err := assure.NewWorld(inv, t).End(text, namespace)
+	switch {
+	case err != nil:
+		return nil, err
+	case e.Service != nil:
+		return nil, fmt.Errorf("%s is a Service: policies are about pods, name them or their workload", text)
+	case len(e.Outside) > 0:
+		return nil, fmt.Errorf("%s is no pod: policies are about pods", text)
+	}
+	return e.Pods, nil
 }
 
 // ParsePorts parses ports and drops repetitions.

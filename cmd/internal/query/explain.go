@@ -22,7 +22,17 @@ type Explanation struct {
 	Via string `json:"via,omitempty"`
 	// Notes say what else matters, such as whose address the other side sees.
 	Notes []string `json:"notes,omitempty"`
-	Trace Trace    `json:"trace"`
+	// FromMadeUp and ToMadeUp are set where the end's address was made up, since the
+	// manifests have none.
+	FromMadeUp bool `json:"fromMadeUp,omitempty"`
+	ToMadeUp   bool `json:"toMadeUp,omitempty"`
+	// DependsOnName is there when the answer depends on which DNS names lead to the
+	// destination's address. Its first is the decision where no name of a rule does,
+	// which is the one of the other fields.
+	DependsOnName []NameAnswer `json:"dependsOnName,omitempty"`
+	Trace         Trace        `json:"trace"`
+
+	outside []string // the addresses that the answer is about, of a name outside
 }
 
 // Trace has the bands of both directions, in the order they were evaluated.

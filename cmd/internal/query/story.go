@@ -19,7 +19,11 @@ const fewest = 4
 func WriteExplanation(w io.Writer, s cli.Style, e *Explanation, full bool) error {
 	e = cli.EscapeAll(e)
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %s -> %s  port %s", s.Bold(s.Verdict(e.Verdict)), end(e.From, e.FromIP), end(e.To, e.ToIP), e.Port)
+	verdict := s.Verdict(e.Verdict)
+	if len(e.DependsOnName) > 0 {
+		verdict = s.Yellow("depends on the name")
+	}
+	fmt.Fprintf(&b, "%s  %s -> %s  port %s", s.Bold(verdict), end(e.From, e.FromIP, e.FromMadeUp), end(e.To, e.ToIP, e.ToMadeUp), e.Port)
 	switch {
 	case e.ResolvedPort != 0:
 		fmt.Fprintf(&b, " = %d", e.ResolvedPort)
@@ -34,17 +38,34 @@ func WriteExplanation(w io.Writer, s cli.Style, e *Explanation, full bool) error
 	for _, n := range e.Notes {
 		fmt.Fprintf(&b, "  %s\n", n)
 	}
+	writeNames(&b, s, e)
 	writeSide(&b, s, "egress of "+e.From, &e.Egress, e.Trace.Egress, e.Trace.EgressOthers, full)
 	writeSide(&b, s, "ingress of "+e.To, &e.Ingress, e.Trace.Ingress, e.Trace.IngressOthers, full)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func end(name, ip string) string {
-	if name == ip {
-		return ip
+func end(name, ip string, madeUp bool) string {
+	switch {
+	case name == ip || ip == "":
+		return name
+	case madeUp:
+		return name + " (made-up address " + ip + ")"
 	}
 	return name + " (" + ip + ")"
+}
+
+// writeNames lists what DNS names make of the answer.
+func writeNames(b *strings.Builder, s cli.Style, e *Explanation) {
+	for i, a := range e.DependsOnName {
+		if i == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "  %s if %s resolves to this address: %s\n", s.Verdict(a.Verdict), strings.Join(a.Names, " and "), reasonText(&a.Egress))
+	}
+	if len(e.DependsOnName) > 0 {
+		fmt.Fprintf(b, "  %s if none of these names does, as shown below; ask about a name with --to NAME\n", s.Verdict(e.Verdict))
+	}
 }
 
 func writeSide(b *strings.Builder, s cli.Style, title string, d *Side, bands []BandTrace, others int, full bool) {
