@@ -117,6 +117,15 @@ func (r *ruleEntry) relates() bool {
 // of one table are equal. Different IDs say nothing.
 func (p Program) ID() *uint64 { return &p.words[0] }
 
+// Outcome returns the outcome for the first packet of a connection. For ICMP dstPort is
+// type<<8|code, as in [flow.Key].
+func (p Program) Outcome(proto flow.Proto, dstPort, srcPort uint16) OutcomeID {
+	if len(p.words) == 1 {
+		return OutcomeID(p.words[0])
+	}
+	return p.words.lookup(p.slots[proto], dstPort, srcPort)
+}
+
 // PortSpan is a range of destination ports (type<<8|code for ICMP) and of source
 // ports for which a program has one outcome.
 type PortSpan struct {

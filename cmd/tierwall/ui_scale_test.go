@@ -15,52 +15,56 @@ import (
 )
 
 // BenchmarkUIPage is the page over 10,000 pods and 2,000 policies of every API in a
-// headless Chromium. first-paint-ms and order-ms are of a reload of the order, from the
+// headless Chromium. It fails above the targets: 300 ms to the first useful paint, 100 ms
+// for a frame of the matrix; on a busy machine it measures the others. first-paint-ms and order-ms are of a reload of the order, from the
 // start of navigation; frame-ms is the longest frame while the matrix is scrolled and
-// pointed at for three seconds, long-tasks how many tasks took over 100 ms then;
-// tile-ms is the answer to 64 cells that nobody has asked about, and
-// matrix-filled-ms when all cells in sight were counted.
+// pointed at for three seconds, beginning while it is empty, long-tasks how many tasks
+// took over 100 ms then; tile-ms is the answer to 64 cells that nobody has asked about,
+// matrix-filled-ms when all cells in sight were counted, matrix-complete-ms when all of
+// them were, fit-frame-ms the longest frame while the whole map is shown and pointed at.
+// TIERWALL_UI_BUDGET=0 reports and does not fail.
 func BenchmarkUIPage(b *testing.B) {
 	dir := os.Getenv("TIERWALL_SCALE_DIR")
 	if dir == "" {
 		dir = b.TempDir()
 	}
-	s := scale{namespaces: 200, podsEach: 50, policies: 2000}
-	if testing.Short() {
-		s = scale{namespaces: 200, podsEach: 5, policies: 200}
-	}
-	s.manifests(b, dir)
+	largeWorld().manifests(b, dir)
 	tab := openTab(b, 1280, 800)
 	base := tab.enter(startUI(b, "--manifests", dir))
 	for b.Loop() {
 		tab.visit(base, "/order")
 		tab.wait("performance.getEntriesByName('order-shown').length")
 		b.ReportMetric(js[float64](tab, "performance.getEntriesByName('first-contentful-paint')[0].startTime"), "first-paint-ms")
-		b.ReportMetric(js[float64](tab, "performance.getEntriesByName('order-shown')[0].startTime"), "order-ms")
+		order := js[float64](tab, "performance.getEntriesByName('order-shown')[0].startTime")
+		b.ReportMetric(order, "order-ms")
 		tab.shot("scale-order")
-		began := time.Now()
 		tab.visit(base, "/matrix?port=http/TCP")
 		tab.wait("performance.getEntriesByName('matrix-shown').length")
-		b.ReportMetric(js[float64](tab, "performance.getEntriesByName('matrix-shown')[0].startTime"), "matrix-ms")
-		longest := js[map[string]float64](tab, `new Promise((done) => {
-			const s = document.querySelector(".scroll"), c = s.querySelector("canvas"), began = performance.now();
-			let last = began, longest = 0, frames = 0, long = 0;
-			new PerformanceObserver((l) => { for (const e of l.getEntries()) if (e.duration > 100) long++; }).observe({ type: "longtask" });
-			const step = (now) => {
-				longest = Math.max(longest, now - last); last = now; frames++;
-				s.scrollTop += 17; s.scrollLeft += 11;
-				c.dispatchEvent(new PointerEvent("pointermove", { clientX: 400 + frames % 300, clientY: 400 + frames % 200 }));
-				if (now - began < 3000) requestAnimationFrame(step); else done({ longest, frames, long });
-			};
-			requestAnimationFrame(step);
-		})`)
-		b.ReportMetric(longest["longest"], "frame-ms")
-		b.ReportMetric(longest["frames"], "frames")
-		b.ReportMetric(longest["long"], "long-tasks")
-		js[bool](tab, `(document.querySelector(".scroll").scrollTo(0, 0), performance.clearMarks("matrix-filled"), true)`)
-		tab.wait("performance.getEntriesByName('matrix-filled').length")
-		b.ReportMetric(float64(time.Since(began).Milliseconds()), "matrix-filled-ms")
+		moved := js[map[string]float64](tab, fmt.Sprintf(frames, 17, 11))
+		js[bool](tab, `(document.querySelector(".scroll").scrollTo(0, 0), true)`)
+		tab.wait("performance.getEntriesByName('matrix-complete').length")
 		tab.shot("scale-matrix")
+		tab.click("button", "Fit")
+		whole := js[map[string]float64](tab, fmt.Sprintf(frames, 0, 0))
+		tab.shot("scale-matrix-fit")
+		mark := func(name string) float64 {
+			return js[float64](tab, fmt.Sprintf("performance.getEntriesByName('%s')[0].startTime", name))
+		}
+		b.ReportMetric(mark("matrix-shown"), "matrix-ms")
+		b.ReportMetric(mark("matrix-filled"), "matrix-filled-ms")
+		b.ReportMetric(mark("matrix-complete"), "matrix-complete-ms")
+		b.ReportMetric(moved["longest"], "frame-ms")
+		b.ReportMetric(moved["frames"], "frames")
+		b.ReportMetric(moved["long"]+whole["long"], "long-tasks")
+		b.ReportMetric(whole["longest"], "fit-frame-ms")
+		if os.Getenv("TIERWALL_UI_BUDGET") != "0" {
+			if shown := max(mark("matrix-shown"), order); shown > 300 {
+				b.Errorf("%.0f ms to the first useful paint", shown)
+			}
+			if longest := max(moved["longest"], whole["longest"]); longest > 100 {
+				b.Errorf("a frame of %.0f ms", longest)
+			}
+		}
 		b.ReportMetric(js[float64](tab, `(async () => {
 			const q = new URLSearchParams([["port", "1007/TCP"]]);
 			for (let i = 0; i < 8; i++) { q.append("row", "ns" + (100 + i)); q.append("col", "ns" + (150 + i)); }
@@ -71,6 +75,30 @@ func BenchmarkUIPage(b *testing.B) {
 		})()`), "tile-ms")
 	}
 	tab.calm(base)
+}
+
+// frames measures frames for three seconds, while the matrix is pointed at and scrolled
+// by so many pixels a frame.
+const frames = `new Promise((done) => {
+	const s = document.querySelector(".scroll"), c = s.querySelector("canvas"), began = performance.now();
+	let last = began, longest = 0, frames = 0, long = 0;
+	new PerformanceObserver((l) => { for (const e of l.getEntries()) if (e.duration > 100) long++; }).observe({ type: "longtask" });
+	const step = (now) => {
+		longest = Math.max(longest, now - last); last = now; frames++;
+		s.scrollTop += %d; s.scrollLeft += %d;
+		c.dispatchEvent(new PointerEvent("pointermove", { clientX: 400 + frames %% 300, clientY: 400 + frames %% 200 }));
+		if (now - began < 3000) requestAnimationFrame(step); else done({ longest, frames, long });
+	};
+	requestAnimationFrame(step);
+})`
+
+// largeWorld is a cluster of 10,000 pods and 2,000 policies of every API, with -short a
+// smaller one.
+func largeWorld() scale {
+	if testing.Short() {
+		return scale{namespaces: 200, podsEach: 5, policies: 200}
+	}
+	return scale{namespaces: 200, podsEach: 50, policies: 2000}
 }
 
 // BenchmarkUIStream is the stream at 5,000 records a second, for ten seconds or what

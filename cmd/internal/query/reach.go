@@ -15,11 +15,11 @@ import (
 )
 
 // Groups are the pods of a table, grouped for a matrix of many: by namespace, and
-// in a namespace by workload. Pods that no rule tells apart are asked about once.
+// in a namespace by workload. Pods that no policy tells apart are asked about once.
 // It may be shared by goroutines.
 type Groups struct {
-	table      *classifier.Table
-	before     *classifier.Table // to compare with; nil = nothing
+	now        *kindSet
+	before     *kindSet // to compare with; nil = nothing
 	namespaces map[string]*Pods
 	workloads  map[string]*Pods // by "namespace/name"
 }
@@ -28,7 +28,9 @@ type Groups struct {
 type Pods struct {
 	Name    string
 	Count   int
-	classes [2][]alike // IPv4, IPv6
+	classes [2][]alike // IPv4, IPv6: by class
+	kinds   [2][]alike // by kind, which is found when it is asked for; guarded by Groups.now
+	known   bool       // kinds is there; guarded likewise
 }
 
 // alike are pods of one group that no decision tells apart; two of them, so that
@@ -41,16 +43,21 @@ type alike struct {
 }
 
 type alikeKey struct {
-	class, before classifier.Class
-	ports         string
-	dual          bool       // has addresses of both families
-	host          netip.Addr // of a pod of the host network, which shares it
+	class, before    classifier.Class // of Pods.classes
+	kind, kindBefore int32            // of Pods.kinds
+	ports            string
+	dual             bool       // has addresses of both families
+	host             netip.Addr // of a pod of the host network, which shares it
 }
 
 // NewGroups groups the pods of a table. before is a table of the same pods to compare
 // with, nil for none.
-func NewGroups(t, before *classifier.Table, snap *inventory.Snapshot) *Groups {
-	g := &Groups{table: t, before: before, namespaces: map[string]*Pods{}, workloads: map[string]*Pods{}}
+func NewGroups(t *classifier.Table, before *Groups, snap *inventory.Snapshot) *Groups {
+	g := &Groups{now: newKindSet(t), namespaces: map[string]*Pods{}, workloads: map[string]*Pods{}}
+	var old *classifier.Table
+	if before != nil {
+		g.before, old = before.now, before.now.table
+	}
 	workload := map[string]string{}
 	for i := range snap.Pods {
 		p := &snap.Pods[i]
@@ -70,7 +77,7 @@ func NewGroups(t, before *classifier.Table, snap *inventory.Snapshot) *Groups {
 				in[group] = p
 			}
 			p.Count++
-			p.add(t, before, e, at)
+			p.add(t, old, e, at)
 		}
 	}
 	return g
@@ -147,7 +154,7 @@ func (g *Groups) Ports() []string {
 		return nil
 	}
 	seen := map[string]bool{}
-	pods := g.table.World().Endpoints
+	pods := g.now.table.World().Endpoints
 	for i := range pods {
 		for _, np := range pods[i].Ports {
 			seen[fmt.Sprintf("%d/%s", np.Port, np.Proto)] = true
@@ -159,8 +166,10 @@ func (g *Groups) Ports() []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// pair is a connection between two pods that stands for Count of them.
+// pair is a connection between pods that stands for count of them.
 type pair struct {
+	a, b     *alike
+	family   int // 0 is IPv4
 	from, to *rule.Endpoint
 	src, dst netip.Addr
 	count    int
@@ -169,25 +178,24 @@ type pair struct {
 // pairs calls fn for the connections from the pods of one group to those of another
 // one, or the same: IPv4 where both have it, else IPv6. A pod is not asked about
 // itself. Groups of one level have no pods in common.
-func (p *Pods) pairs(to *Pods, fn func(pair) bool) {
-	for family := range p.classes {
-		for i := range p.classes[family] {
-			a := &p.classes[family][i]
-			for j := range to.classes[family] {
-				b := &to.classes[family][j]
+func pairs(from, to *[2][]alike, same bool, fn func(*pair)) {
+	var one pair
+	for family := range from {
+		for i := range from[family] {
+			a := &from[family][i]
+			for j := range to[family] {
+				b := &to[family][j]
 				if family == 1 && a.key.dual && b.key.dual {
 					continue // counted as IPv4
 				}
-				one := pair{a.some[0], b.some[0], a.addrs[0], b.addrs[0], a.pods * b.pods}
-				if p == to && a.key == b.key {
+				one = pair{a, b, family, a.some[0], b.some[0], a.addrs[0], b.addrs[0], a.pods * b.pods}
+				if same && i == j {
 					if a.pods < 2 {
 						continue
 					}
 					one.to, one.dst, one.count = b.some[1], b.addrs[1], a.pods*(a.pods-1)
 				}
-				if !fn(one) {
-					return
-				}
+				fn(&one)
 			}
 		}
 	}
@@ -204,32 +212,71 @@ type Tally struct {
 
 // Reach counts the connections from one group to another one on a port.
 func (g *Groups) Reach(from, to *Pods, p Port) Tally {
+	g.now.mu.Lock()
+	defer g.now.mu.Unlock()
+	if g.before != nil { // its own groups have none before them: the order is the same everywhere
+		g.before.mu.Lock()
+		defer g.before.mu.Unlock()
+	}
+	g.sort(from)
+	g.sort(to)
 	var out Tally
-	from.pairs(to, func(x pair) bool {
-		allowed := g.allows(g.table, x, p)
+	pairs(&from.kinds, &to.kinds, from == to, func(x *pair) {
+		allowed := g.now.allows(x, x.a.key.kind, x.b.key.kind, p)
 		out.Total += x.count
 		if allowed {
 			out.Allowed += x.count
 		}
 		if g.before != nil {
-			switch was := g.allows(g.before, x, p); {
+			switch was := g.before.allows(x, x.a.key.kindBefore, x.b.key.kindBefore, p); {
 			case allowed && !was:
 				out.Opened += x.count
 			case was && !allowed:
 				out.Closed += x.count
 			}
 		}
-		return true
 	})
 	return out
 }
 
-func (g *Groups) allows(t *classifier.Table, x pair, p Port) bool {
-	number := p.Number
-	if p.Name != "" {
-		number = namedPort(x.to, p.Name, p.Proto)
+// Prepare finds the kinds of a group ahead of questions about it.
+func (g *Groups) Prepare(p *Pods) {
+	g.now.mu.Lock()
+	defer g.now.mu.Unlock()
+	if g.before != nil {
+		g.before.mu.Lock()
+		defer g.before.mu.Unlock()
 	}
-	return t.Lookup(p.key(flow.AddrFrom(x.src), flow.AddrFrom(x.dst), number)).Verdict == classifier.Allow
+	g.sort(p)
+}
+
+// sort sorts the pods of a group by kind.
+func (g *Groups) sort(p *Pods) {
+	if p.known {
+		return
+	}
+	p.known = true
+	for family := range p.classes {
+		at := map[alikeKey]int{}
+		for _, c := range p.classes[family] {
+			c.key.kind = g.now.kindOf(c.key.class, c.addrs[0])
+			if g.before != nil {
+				c.key.kindBefore = g.before.kindOf(c.key.before, c.addrs[0])
+			}
+			c.key.class, c.key.before = classifier.Class{}, classifier.Class{}
+			i, ok := at[c.key]
+			if !ok {
+				at[c.key] = len(p.kinds[family])
+				p.kinds[family] = append(p.kinds[family], c)
+				continue
+			}
+			k := &p.kinds[family][i]
+			if k.pods == 1 {
+				k.some[1], k.addrs[1] = c.some[0], c.addrs[0]
+			}
+			k.pods += c.pods
+		}
+	}
 }
 
 // Decided is one way in which connections between two groups are decided, with one
@@ -243,14 +290,13 @@ type Decided struct {
 func (g *Groups) Decisions(from, to *Pods, p Port) []Decided {
 	type key struct{ verdict, egress, ingress string }
 	by := map[key]*Decided{}
-	from.pairs(to, func(x pair) bool {
-		f := Ask(g.table, PodName(x.from), PodName(x.to), x.src, x.dst, p)
+	pairs(&from.classes, &to.classes, from == to, func(x *pair) {
+		f := Ask(g.now.table, PodName(x.from), PodName(x.to), x.src, x.dst, p)
 		k := key{f.Verdict, fmt.Sprint(f.Egress.Policy, " ", f.Egress.Rule, f.Egress.Reason), fmt.Sprint(f.Ingress.Policy, " ", f.Ingress.Rule, f.Ingress.Reason)}
 		if by[k] == nil {
 			by[k] = &Decided{Example: f}
 		}
 		by[k].Count += x.count
-		return true
 	})
 	out := []Decided{}
 	for _, d := range by {

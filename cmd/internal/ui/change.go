@@ -43,7 +43,7 @@ type candidate struct {
 
 // groups are those of the policies after the change, compared with those before.
 func (c *candidate) groups() *query.Groups {
-	c.once.Do(func() { c.by = query.NewGroups(c.in.Table, c.base.in.Table, c.in.Snapshot) })
+	c.once.Do(func() { c.by = query.NewGroups(c.in.Table, c.base.groups, c.in.Snapshot) })
 	return c.by
 }
 

@@ -81,7 +81,7 @@ func Listen(ctx context.Context, address string, s Source, version string) (*Ser
 	if !addr.Addr().IsLoopback() {
 		return nil, fmt.Errorf("--listen %s: the page shows what you may see of the cluster: it is served on a loopback address only, such as 127.0.0.1:%d", address, addr.Port())
 	}
-	st := &state{source: s, version: version}
+	st := &state{source: s, version: version, ctx: ctx}
 	if err := st.load(ctx); err != nil {
 		return nil, err
 	}
@@ -132,6 +132,9 @@ func newHandler(st *state) (http.Handler, error) {
 		}
 		if slices.Contains(views, r.URL.Path) {
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
+			if (r.URL.Path == "/" || r.URL.Path == "/order") && !r.URL.Query().Has("pod") {
+				w.Header().Set("Link", "<"+Prefix+"policies>; rel=preload; as=fetch; crossorigin=anonymous") // the view asks once its scripts run
+			}
 			_, _ = w.Write(index) // the browser is gone: nobody to tell
 			return
 		}
@@ -227,6 +230,10 @@ func reply(w http.ResponseWriter, v any, err error) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
+	if b, ok := v.(encoded); ok {
+		_, _ = w.Write(b) // as below
+		return
+	}
 	_ = json.NewEncoder(w).Encode(v) // the browser is gone: nobody to tell
 }
 

@@ -2,6 +2,7 @@ package ui
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -29,6 +30,7 @@ type reading struct {
 	groups  *query.Groups // nil without a table
 	names   []string      // of pods, "namespace/name", and Services, "svc/namespace/name"
 	listing []listing.Policy
+	encoded []byte // the answer to "policies"
 
 	lintOnce sync.Once
 	linted   cli.Input // Findings with those of lint
@@ -38,6 +40,7 @@ type reading struct {
 type state struct {
 	source  Source
 	version string
+	ctx     context.Context // ends with the server
 
 	loading sync.Mutex
 	mu      sync.Mutex
@@ -66,6 +69,10 @@ func (s *state) load(ctx context.Context) error {
 			r.names = append(r.names, "svc/"+in.Snapshot.Services[i].Namespace+"/"+in.Snapshot.Services[i].Name)
 		}
 	}
+	if r.encoded, err = json.Marshal(policiesAnswer{r.listing, incomplete{in.Gaps}}); err != nil {
+		return err
+	}
+	time.AfterFunc(prepareAfter, func() { s.prepare(r) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.reading != nil {
@@ -73,6 +80,23 @@ func (s *state) load(ctx context.Context) error {
 	}
 	s.reading, s.failed = r, ""
 	return nil
+}
+
+// prepareAfter is when what only the matrix needs is made: the page comes first.
+const prepareAfter = 2 * time.Second
+
+// prepare sorts the pods of every namespace, which takes seconds in a large cluster,
+// before the matrix asks for it.
+func (s *state) prepare(r *reading) {
+	if r.groups == nil {
+		return
+	}
+	for _, ns := range r.groups.Namespaces() {
+		if s.ctx.Err() != nil || s.now() != r {
+			return
+		}
+		r.groups.Prepare(ns)
+	}
 }
 
 // lookEvery is how often the source is asked whether it has changed.
@@ -208,23 +232,30 @@ type incomplete struct {
 	Incomplete []cli.Gap `json:"incomplete,omitempty"`
 }
 
+// policiesAnswer is the answer to "policies".
+type policiesAnswer struct {
+	Policies []listing.Policy `json:"policies"`
+	incomplete
+}
+
+// encoded is an answer in JSON already.
+type encoded []byte
+
 func (s *state) policies(_ *http.Request, q url.Values) (any, error) {
 	r := s.now()
-	list := r.listing
-	if name := q.Get("pod"); name != "" {
-		if r.in.Table == nil {
-			return nil, errNoTable
-		}
-		pod, err := query.Pod(r.in.Snapshot, name)
-		if err != nil {
-			return nil, err
-		}
-		list = slices.DeleteFunc(slices.Clone(list), func(p listing.Policy) bool { return !p.Selects(pod) })
+	name := q.Get("pod")
+	if name == "" {
+		return encoded(r.encoded), nil
 	}
-	return struct {
-		Policies []listing.Policy `json:"policies"`
-		incomplete
-	}{list, incomplete{r.in.Gaps}}, nil
+	if r.in.Table == nil {
+		return nil, errNoTable
+	}
+	pod, err := query.Pod(r.in.Snapshot, name)
+	if err != nil {
+		return nil, err
+	}
+	list := slices.DeleteFunc(slices.Clone(r.listing), func(p listing.Policy) bool { return !p.Selects(pod) })
+	return policiesAnswer{list, incomplete{r.in.Gaps}}, nil
 }
 
 // refOf is how answers name a policy.

@@ -64,16 +64,19 @@ export default async function mount(el, params, app) {
       change = await compile(asking.signal);
     } catch (err) { if (err.name !== "AbortError") clear(says, problem(err)); return; }
     if (!alive) return;
-    const list = [["error", change.errors], ["warning", change.warnings], ["note", change.notes || []]];
-    clear(says, list.map(([kind, l]) => l.map((x) => h("div", { class: "finding " + (kind === "error" ? "" : kind) }, h("b", {}, kind + ": "), x.object ? x.object + ": " : "", x.path && h("code", {}, x.path + " "), x.message, x.hint && h("div", { class: "dim" }, x.hint), lineOf(x)))),
+    const list = [["error", change.errors], ["warning", change.warnings], ["note", change.notes || []]].flatMap(([kind, l]) => l.map((x) => [kind, x]));
+    const here = ([kind, x]) => kind === "error" || mine(x), others = list.filter((f) => !here(f));
+    const show = ([kind, x]) => h("div", { class: "finding " + (kind === "error" ? "" : kind) }, h("b", {}, kind + ": "), x.object ? x.object + ": " : "", x.path && h("code", {}, x.path + " "), x.message, x.hint && h("div", { class: "dim" }, x.hint), lineOf(x));
+    clear(says, list.filter(here).map(show), others.length > 0 && h("details", { class: "small others" }, h("summary", {}, plural(others.length, "finding"), " about other policies"), others.slice(0, 50).map(show)),
       change.ignored > 0 && h("div", { class: "finding note" }, `${plural(change.ignored, "object")} of the YAML are no policies (pods, namespaces, …): they are left out.`),
       !change.errors.length && h("p", { class: "small dim" }, "✓ ", change.objects.map((o, i) => [i ? ", " : "", o.does, " ", short(o.ref)])));
     drawRemoved();
     if (change.fit && app.world && app.world.pods <= small) run();
     else clear(out, h("div", { class: "card empty" }, change.fit ? [`Among ${plural(app.world.pods, "pod")} a comparison takes a while: `, h("button", { class: "main", type: "button", onclick: () => run() }, "Compare")] : "There is nothing to compare until the errors are corrected."));
   }
+  const mine = (x) => (x.file || "").startsWith("the change");
   function lineOf(x) {
-    const m = /:(\d+)$/.exec(x.file || "");
+    const m = mine(x) && /:(\d+)$/.exec(x.file);
     return m && h("button", { class: "link small", type: "button", onclick: () => jump(Number(m[1])) }, "line " + m[1]);
   }
   function jump(n) {
@@ -90,13 +93,15 @@ export default async function mount(el, params, app) {
 
   async function run() {
     if (!change || !change.fit) return;
-    const mine = change;
-    clear(out, h("p", { class: "dim wait", role: "status" }, "Comparing all connections…"));
+    const asked = change;
+    const since = h("span", { class: "num" }), began = Date.now();
+    clear(out, h("p", { class: "dim wait" }, h("span", { role: "status" }, "Comparing all connections… "), since));
+    const clock = setInterval(() => { since.textContent = Math.round((Date.now() - began) / 1000) + " s"; }, 1000);
     let a;
     try {
-      a = await ask("diff", { change: mine.change });
-    } catch (err) { if (mine === change) clear(out, problem(err)); return; }
-    if (mine !== change || !alive) return;
+      a = await ask("diff", { change: asked.change });
+    } catch (err) { if (asked === change) clear(out, problem(err)); return; } finally { clearInterval(clock); }
+    if (asked !== change || !alive) return;
     const s = a.summary, titles = { opened: ["+ Opened", "refused before, allowed then", "allow"], closed: ["− Closed", "allowed before, refused then", "drop"], rule: ["= Same answer", "by another rule", ""] };
     const none = !s.opened && !s.closed && !s.rule;
     clear(out, h("section", { class: "card" }, h("div", { class: "pad", role: "status" }, h("h2", {}, none ? "No connection is decided in another way." : `${s.opened.toLocaleString("en")} opened, ${s.closed.toLocaleString("en")} closed, ${s.rule.toLocaleString("en")} decided by another rule`),

@@ -6,7 +6,8 @@ let count = 0;
 export function combo({ kind, value, placeholder, label, onpick }) {
   const id = "list" + ++count;
   const input = h("input", { type: "text", role: "combobox", "aria-expanded": "false", "aria-controls": id, "aria-autocomplete": "list", autocomplete: "off", spellcheck: "false", placeholder, value: value || "", "aria-label": label });
-  const list = h("ul", { id, role: "listbox", "aria-label": label || "names" });
+  // Without a tabindex the list is a stop of its own when it scrolls.
+  const list = h("ul", { id, tabindex: "-1", role: "listbox", "aria-label": label || "names" });
   list.hidden = true;
   const el = h("div", { class: "combo" }, input, list);
   let at = -1, names = [], asking;

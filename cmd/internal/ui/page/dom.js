@@ -119,3 +119,6 @@ export function css(name) {
   probe.style.color = `var(${name})`;
   return getComputedStyle(probe).color;
 }
+
+// shown notes when what was just put on the page has been painted.
+export const shown = (name) => requestAnimationFrame(() => setTimeout(() => performance.mark(name)));

@@ -1,5 +1,5 @@
 // Order: every policy of every API, in the one order they are evaluated in.
-import { h, ask, clear, plural, refOf, short, path, link, staged, problem, ago, debounce, sign } from "./dom.js";
+import { h, ask, clear, plural, refOf, short, path, link, staged, problem, ago, debounce, sign, shown } from "./dom.js";
 import { combo } from "./combo.js";
 
 const bands = [
@@ -87,11 +87,11 @@ export default async function mount(el, params, app) {
   // The first rows are there at once, the others when the page has time.
   function draw() {
     const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = policies.map((p, i) => [p, i]).filter(([p]) => words.every((w) => [p.name, p.namespace, p.kind, p.band, p.dialect, p.stage, ...p.subjects].join(" ").toLowerCase().includes(w)) && (!wanted() || words.length || refOf(p) === wanted() || !params.has("only")));
-    count.textContent = shown.length === policies.length ? plural(policies.length, "policy") : `${shown.length.toLocaleString("en")} of ${plural(policies.length, "policy")}`;
+    const matching = policies.map((p, i) => [p, i]).filter(([p]) => words.every((w) => [p.name, p.namespace, p.kind, p.band, p.dialect, p.stage, ...p.subjects].join(" ").toLowerCase().includes(w)) && (!wanted() || words.length || refOf(p) === wanted() || !params.has("only")));
+    count.textContent = matching.length === policies.length ? plural(policies.length, "policy") : `${matching.length.toLocaleString("en")} of ${plural(policies.length, "policy")}`;
     const by = new Map(bands.map(([b]) => [b, []]));
     by.set("", []);
-    for (const one of shown) (by.get(one[0].band) || by.get("")).push(one);
+    for (const one of matching) (by.get(one[0].band) || by.get("")).push(one);
     clear(list);
     loose.length && list.append(h("div", {}, loose.map((x) => h("div", { class: "finding " + (x.kind === "error" ? "" : "warning") }, h("b", {}, (x.object || x.file || "") + ": "), x.path && h("code", {}, x.path + " "), x.message, x.hint && h("div", { class: "dim" }, x.hint)))));
     const later = [];
@@ -132,7 +132,7 @@ export default async function mount(el, params, app) {
     } catch (err) { clear(list, problem(err)); return; }
     if (!policies.length) { clear(list, h("div", { class: "card empty" }, "No policy here: everything is allowed.")); count.textContent = ""; }
     else draw();
-    performance.mark("order-shown");
+    shown("order-shown");
     if (!checked) { checked = true; extra(); }
   }
 
