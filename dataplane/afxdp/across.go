@@ -28,13 +28,13 @@ func liberalTCP() (liberal, exists bool) {
 }
 
 // reportAccelerate says what the option comes to on this node.
-func (b *Backend) reportAccelerate() {
-	if !b.config.Accelerate {
+func (c *Config) reportAccelerate() {
+	if !c.Accelerate {
 		return
 	}
-	b.log.Info("accepted flows between pods of this node go past the host's stack")
+	c.Logger.Info("accepted flows between pods of this node go past the host's stack")
 	if liberal, exists := liberalTCP(); exists && !liberal {
-		b.log.Warn("TCP connections that connection tracking knows stay in the host's stack: accelerate needs net.netfilter.nf_conntrack_tcp_be_liberal=1 at start")
+		c.Logger.Warn("TCP connections that connection tracking knows stay in the host's stack: accelerate needs net.netfilter.nf_conntrack_tcp_be_liberal=1 at start")
 	}
 }
 

@@ -169,13 +169,13 @@ func removeAllFilters(nl *netlink.Handle) error {
 
 // sweepFilters removes filters of an earlier run from devices that have no use
 // for them: all, if we attach in another way.
-func (b *Backend) sweepFilters(keep map[int]place) error {
+func (ds *devices) sweepFilters(keep map[int]place) error {
 	var errs []error
-	for index, l := range b.scene.links {
-		if _, ok := keep[index]; l.Type() != "veth" || ok && b.mode == AttachClsact || l.Attrs().Name == UpcallStack {
+	for index, l := range ds.scene.links {
+		if _, ok := keep[index]; l.Type() != "veth" || ok && ds.hooks.mode == AttachClsact || l.Attrs().Name == UpcallStack {
 			continue
 		}
-		errs = append(errs, removeFilters(b.nl, l, clsactParent(true), clsactParent(false)))
+		errs = append(errs, removeFilters(ds.nl, l, clsactParent(true), clsactParent(false)))
 	}
 	return errors.Join(errs...)
 }

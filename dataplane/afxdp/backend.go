@@ -9,18 +9,14 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/dataplane"
-	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
 
 // Backend implements dataplane.Backend. See the package comment.
@@ -33,33 +29,20 @@ type Backend struct {
 	heir  heir  // of what an earlier process accepted
 	heart heart // that we are alive
 
-	host hostSet
-	ends tunnel.Set
-	// unattached are devices that judge nothing and should, see Unjudged.
-	unattached atomic.Pointer[[]string]
 	// Everything below is used on the namespace thread only.
 	thread   *nsThread
 	nl       *netlink.Handle
 	lock     int // file descriptor, see lockNamespace
 	pins     pins
-	spec     *ebpf.CollectionSpec
-	objects  objects
-	adopted  []int // devices with pinned links of an earlier process
-	released bool  // what an earlier process pinned has been removed
-	begun    bool  // there was an Update: who the pods are is known
-	restored uint64
+	objects  loaded
+	released bool // what an earlier process pinned has been removed
+	begun    bool // there was an Update: who the pods are is known
 	pair     *upcallPair
-	devices  map[int]*device
-	natState
-	locals   map[netip.Addr]bool
+	devices  devices             // with the methods that any goroutine may call
 	base     [numCounters]uint64 // counted before our time
 	reported drops
 	final    dataplane.BackendStats // set by Close
 	closed   bool
-
-	attachState
-
-	watch    *watch
 	watching sync.WaitGroup
 }
 
@@ -88,7 +71,6 @@ func New(c Config) (*Backend, error) {
 	}
 	b := &Backend{
 		config: c, log: c.Logger, thread: thread, lock: -1,
-		devices: map[int]*device{}, natState: natState{exits: map[int]*device{}}, locals: map[netip.Addr]bool{},
 	}
 	if err := thread.do(b.open); err != nil {
 		err = errors.Join(err, thread.do(b.shut))
@@ -119,33 +101,34 @@ func (b *Backend) open() (err error) {
 	if b.pins, err = openPins(b.config.PinPath); err != nil {
 		return err
 	}
-	if b.config.Attach == AttachXDPGeneric {
-		return b.openGuard()
+	at := hooks{nl: b.nl, pins: b.pins, mode: b.config.Attach}
+	if at.mode == AttachXDPGeneric {
+		return b.openGuard(at)
 	}
 	maxFrame := b.config.maxFrame()
 	if b.pair, err = openUpcallPair(b.nl, b.pins, maxFrame-etherHeader, b.config.Queues); err != nil {
 		return err
 	}
-	if err := b.choose(b.pair.stack); err != nil {
+	if err := at.choose(b.pair.stack, &b.config); err != nil {
 		return err
 	}
-	if b.mode == AttachXDPGeneric {
+	if at.mode == AttachXDPGeneric {
 		err := b.pair.close(false)
 		b.pair = nil
-		return errors.Join(err, b.openGuard())
+		return errors.Join(err, b.openGuard(at))
 	}
-	if err := b.load(maxFrame); err != nil {
+	if err := b.load(maxFrame, at.mode); err != nil {
 		return err
 	}
-	b.reportAccelerate()
-	if err := b.openGate(); err != nil {
+	b.config.reportAccelerate()
+	if err := b.devices.gate.open(&b.objects, b.pins); err != nil {
 		return err
 	}
 	nonce, err := b.begin()
 	if err != nil {
 		return err
 	}
-	if err := b.pair.start(&b.objects.podObjects, b.mode); err != nil {
+	if err := b.pair.start(&b.objects.podObjects, at.mode); err != nil {
 		return err
 	}
 	for queue := range b.config.Queues {
@@ -153,10 +136,32 @@ func (b *Backend) open() (err error) {
 			return err
 		}
 	}
-	if b.watch, err = newWatch(b.config.Accelerate); err != nil {
+	b.devices.pair = pairEnds{b.pair.stack.Attrs().Index, b.pair.socket.Attrs().Index}
+	return b.startDevices(at)
+}
+
+// openGuard starts what there is without upcalls.
+func (b *Backend) openGuard(at hooks) error {
+	at.mode = AttachXDPGeneric
+	if b.config.Accelerate {
+		b.log.Warn("accelerate is ignored: these programs judge nothing", "attach", at.mode)
+	}
+	spec, err := b.config.guardSpec(at.mode)
+	if err != nil {
 		return err
 	}
-	return b.startGuard()
+	if b.objects, b.devices.podXDP, err = loadAlone(spec); err != nil {
+		return err
+	}
+	return b.startDevices(at)
+}
+
+func (b *Backend) startDevices(at hooks) error {
+	ds := &b.devices
+	ds.site = &site{config: &b.config, log: b.log, nl: b.nl, hooks: at, entries: deviceMap{b.objects.Devices}}
+	ds.programs = &b.objects
+	ds.renamed = func(fresh addresses) error { return b.epoch.advance(dataplane.ChangeWithin(fresh), nil) }
+	return ds.start()
 }
 
 // openQueue makes the driver of a queue of the upcall pair.
@@ -187,12 +192,6 @@ func waitForNamespace() (fd int, err error) {
 	}
 }
 
-// objects is what the programs consist of.
-type objects struct {
-	podObjects
-	Shared *ebpf.Map `ebpf:".data.shared"`
-}
-
 // begin takes over what an earlier process left in the maps.
 func (b *Backend) begin() (nonce uint8, err error) {
 	b.epoch.cells = b.objects.Cells
@@ -205,9 +204,9 @@ func (b *Backend) begin() (nonce uint8, err error) {
 	for i := range b.base {
 		b.base[i] = b.count(uint32(i))
 	}
-	b.adopted = b.pins.devices()
-	if len(b.adopted) > 0 {
-		b.log.Info("taking over from an earlier run", "devices", len(b.adopted), "generation", b.epoch.generation.Load(),
+	b.devices.adopted = b.pins.devices()
+	if len(b.devices.adopted) > 0 {
+		b.log.Info("taking over from an earlier run", "devices", len(b.devices.adopted), "generation", b.epoch.generation.Load(),
 			"droppedWithoutDaemon", b.base[countAloneDrop]+b.base[countUnheard])
 	}
 	var n uint32
@@ -224,7 +223,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 }
 
 // load puts the programs into the kernel with the configuration as constants.
-func (b *Backend) load(maxFrame int) error {
+func (b *Backend) load(maxFrame int, mode Attach) error {
 	spec, err := loadPod()
 	if err != nil {
 		return fmt.Errorf("read the programs: %w", err)
@@ -263,38 +262,15 @@ func (b *Backend) load(maxFrame int) error {
 			return fmt.Errorf("set %s in the programs: %w", name, err)
 		}
 	}
-	if err := b.configure(spec); err != nil {
+	if err := b.config.configure(spec, mode); err != nil {
 		return err
 	}
-	b.spec = spec
-	old := b.pins.maps(spec)
-	taken := old != nil
-	if taken && !b.pair.adopted {
-		// An earlier process's programs know another pair. While they are at work
-		// there is nobody to ask by it.
-		old["sockets"].Close()
-		delete(old, "sockets")
+	b.objects, err = loadPrograms(spec, b.pins, loadOptions{strict: b.config.Strict, noNAT: b.config.noNAT, adopted: b.pair.adopted})
+	if err == nil && b.objects.blind != nil {
+		b.log.Warn("translated connections cannot be read: who is masqueraded counts as unknown, and Services are judged by their addresses where there is no later hook",
+			"reason", b.objects.blind)
 	}
-	defer func() {
-		for _, m := range old {
-			m.Close()
-		}
-	}()
-	if err := b.loadNAT(spec, old); err != nil {
-		return fmt.Errorf("load the programs: %w", missingPrograms(err))
-	}
-	o := &b.objects
-	switch {
-	case taken && !b.pair.adopted:
-		return b.pins.replaceMap(spec, "sockets", o.Sockets)
-	case taken:
-		return nil
-	}
-	return b.pins.keepMaps(spec, map[string]*ebpf.Map{
-		"flows": o.Flows, "later": o.Later, "denied": o.Denied, "cells": o.Cells, "devices": o.Devices,
-		"counters": o.Counters, "sockets": o.Sockets, ".data.shared": o.Shared, "origins": o.Origins, "exits": o.Exits,
-		"rooms": o.Rooms,
-	})
+	return err
 }
 
 // Name implements dataplane.Backend.
@@ -332,15 +308,16 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 		if b.closed {
 			return errThreadGone
 		}
-		b.locals = make(map[netip.Addr]bool, len(locals))
+		ds := &b.devices
+		ds.locals = make(map[netip.Addr]bool, len(locals))
 		for _, a := range locals {
-			b.locals[a.Unmap()] = true
+			ds.locals[a.Unmap()] = true
 		}
-		b.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
+		ds.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
 		b.begun = true
 		// What is not ours any more goes whatever keeps a device from being ours.
-		err := errors.Join(b.refresh(), b.release())
-		b.guardChanged()         // a generation begins anyway
+		err := errors.Join(ds.refresh(), b.release())
+		ds.guard.tookChanges()   // a generation begins anyway
 		if len(b.drivers) == 0 { // nothing is remembered
 			return err
 		}
@@ -348,56 +325,57 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 	})
 }
 
-// release takes an earlier process's programs off devices that are none of ours,
-// once a table has said which are, and off all of them if ours are there in another
-// way: two sets of programs would each think that the other's packets are a pod's.
+// release takes off what an earlier process left on devices that are none of ours.
 func (b *Backend) release() error {
-	if b.mode == AttachXDPGeneric {
-		if b.released {
-			return nil
-		}
-		b.released = true
-		return errors.Join(b.pins.removeAll(), removeUpcallPair(b.nl))
+	if b.devices.hooks.mode != AttachXDPGeneric {
+		return b.devices.release()
 	}
-	var errs []error
-	for _, index := range b.adopted {
-		if b.devices[index] != nil && b.mode == AttachTCX {
-			continue
-		}
-		errs = append(errs, b.pins.remove(pinName(index, ebpf.AttachTCXIngress)))
-		if b.exits[index] != nil {
-			continue
-		}
-		errs = append(errs, b.pins.remove(pinName(index, ebpf.AttachTCXEgress)))
-		if b.devices[index] != nil {
-			continue
-		}
-		errs = append(errs, b.dropDevice(index))
+	if b.released {
+		return nil
 	}
-	b.adopted = nil
-	return errors.Join(append(errs, b.pins.dropOtherMaps(b.spec))...)
+	b.released = true
+	return errors.Join(b.pins.removeAll(), removeUpcallPair(b.nl))
 }
 
-// attachTCX puts a program onto a device, first in line: programs of others see
-// every packet once, and what goes up they see when it has come back. If it is
-// pinned, it replaces the program of an earlier process in one step.
-func (b *Backend) attachTCX(index int, prog *ebpf.Program, at ebpf.AttachType) (link.Link, error) {
-	name := pinName(index, at)
-	if ln, ok := b.pins.takeover(name, index, prog); ok {
-		return ln, nil
+// follow attaches to devices that appear between updates and releases those that
+// go. Failures are logged: there is nobody to return them to, and the next
+// change or Update tries again.
+func (b *Backend) follow() {
+	defer b.watching.Done()
+	pending := false
+	var last time.Time
+	for {
+		patience := time.Duration(-1)
+		if pending {
+			patience = max(0, settleTime-time.Since(last))
+		}
+		if !b.devices.watch.wait(patience) {
+			return
+		}
+		err := b.thread.do(func() error {
+			if b.closed {
+				return nil
+			}
+			err := b.devices.hear()
+			// Before the first Update no device is known to be a pod's: those that an
+			// earlier run's programs guard would lose them.
+			pending = b.devices.stale && b.begun
+			if pending && time.Since(last) >= settleTime {
+				err = errors.Join(err, b.devices.refresh())
+				pending, last = false, time.Now()
+			}
+			if b.devices.guard.tookChanges() && len(b.drivers) > 0 {
+				err = errors.Join(err, b.epoch.renew())
+			}
+			return err
+		})
+		if err != nil {
+			b.log.Error("pod devices could not all be attached", "error", err)
+		}
 	}
-	ln, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: at, Anchor: link.Head()})
-	if err != nil {
-		return nil, err
-	}
-	if err := b.pins.keep(name, ln); err != nil {
-		return nil, errors.Join(err, ln.Close())
-	}
-	return ln, nil
 }
 
-// detachTCX takes a program off, pinned or not. The kernel has done so already
-// if the device is gone.
-func (b *Backend) detachTCX(index int, ln link.Link, at ebpf.AttachType) error {
-	return errors.Join(b.pins.drop(pinName(index, at)), ln.Close())
-}
+// Unjudged lists devices of pods that our programs could not be put on, where nobody
+// else judges their packets: all of them without a later hook, and ports of a bridge. Any
+// goroutine may call it.
+func (b *Backend) Unjudged() (devices []string, why error) { return b.devices.unjudged() }

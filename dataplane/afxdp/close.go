@@ -70,8 +70,8 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.watching.Wait()
-	if b.watch != nil {
-		err = errors.Join(err, b.watch.close())
+	if w := b.devices.watch; w != nil {
+		err = errors.Join(err, w.close())
 	}
 	b.thread.stop()
 	return err
@@ -88,25 +88,8 @@ func (b *Backend) shut() error {
 	pinned := b.pins.dir != "" && (len(b.drivers) > 0 || b.pair != nil && b.pair.adopted)
 	if pinned {
 		errs = append(errs, b.heart.stop())
-		for _, d := range b.devices {
-			errs = append(errs, d.close())
-		}
-		for _, d := range b.exits {
-			errs = append(errs, d.close())
-		}
-	} else {
-		for index := range b.devices {
-			errs = append(errs, b.detach(index))
-		}
-		for index := range b.exits {
-			errs = append(errs, b.detachExit(index))
-		}
 	}
-	errs = append(errs, b.closeGate(pinned))
-	if b.watch != nil {
-		errs = append(errs, b.watch.stop())
-	}
-	errs = append(errs, b.stopGuard())
+	errs = append(errs, b.devices.close(pinned))
 	if b.objects.Counters != nil {
 		b.final = b.stats()
 	}
@@ -125,7 +108,7 @@ func (b *Backend) shut() error {
 	if b.pair != nil {
 		errs = append(errs, b.pair.close(pinned))
 	}
-	errs = append(errs, b.objects.Close(), b.objects.Shared.Close())
+	errs = append(errs, b.objects.close())
 	if b.nl != nil {
 		b.nl.Close()
 	}

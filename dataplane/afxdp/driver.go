@@ -90,8 +90,8 @@ func newDriver(sock *socket, b *Backend, queue int, nonce uint8) (*driver, error
 	}
 	d := &driver{
 		sock: sock, queue: queue, wait: b.config.recvWait(), nonce: nonce, final: b.config.Strict,
-		devices: b.objects.Devices, hostSet: &b.host, Set: &b.ends, epoch: &b.epoch, heart: &b.heart,
-		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.onward, reads: b.reads,
+		devices: b.objects.Devices, hostSet: &b.devices.host, Set: &b.devices.tunnels, epoch: &b.epoch, heart: &b.heart,
+		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.objects.onward, reads: b.objects.reads,
 		wake: wake, released: make(chan struct{}),
 	}
 	if b.config.FailOpen {

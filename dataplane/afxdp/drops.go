@@ -3,7 +3,6 @@ package afxdp
 import (
 	"maps"
 
-	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
 )
 
@@ -40,12 +39,7 @@ func (b *Backend) Drops(report func(dataplane.Drop)) {
 		if maps.Equal(now, b.reported) {
 			return nil
 		}
-		pods := map[uint32]flow.Addr{} // by device, the least address
-		for a, p := range b.pods.known {
-			if old, ok := pods[p.Ifindex]; p.Ifindex != 0 && (!ok || string(a[:]) < string(old[:])) {
-				pods[p.Ifindex] = a
-			}
-		}
+		pods := b.devices.guard.podBehind()
 		for k, n := range now {
 			if n > b.reported[k] {
 				report(dataplane.Drop{Fate: dropFates[k.Which], Device: int32(k.Ifindex), Pod: pods[k.Ifindex], Packets: n - b.reported[k]})

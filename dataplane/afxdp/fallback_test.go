@@ -377,7 +377,7 @@ func TestUplinkOfSomebodyElse(t *testing.T) {
 		t.Errorf("the other program is gone: %v, %+v", err, l.Attrs().Xdp)
 	}
 	if err := r.backend.thread.do(func() error {
-		for _, u := range r.backend.uplinks {
+		for _, u := range r.backend.devices.uplinks.on {
 			if u.put != nil {
 				t.Error("the uplink counts as ours")
 			}

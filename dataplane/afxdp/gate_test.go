@@ -23,7 +23,7 @@ func (r *rig) gates(t testing.TB) (output, input int) {
 	err := r.backend.thread.do(func() error {
 		for _, h := range gateHooks {
 			switch {
-			case r.backend.gates[h.pin] == nil:
+			case r.backend.devices.gate.links[h.pin] == nil:
 			case h.hook == link.NetfilterInetPostRouting:
 				output++
 			default:
@@ -127,7 +127,7 @@ func TestDeviceThatAppearsAfterACrash(t *testing.T) {
 	a := node.AddPod(t, "a")
 	path := nstest.BPFFS(t)
 	r := startRig(t, node, Config{Strict: true, PinPath: path})
-	if !r.backend.onward {
+	if !r.backend.objects.onward {
 		t.Skip("connections cannot be read here (Linux 6.4 with BTF)")
 	}
 	good, bad := r.Outside4, netip.MustParseAddr("198.51.100.2")

@@ -157,13 +157,13 @@ func (i *inheritance) accepted(k *flowKey, s *flowState) bool {
 func (i *inheritance) describe(k *flowKey, s *flowState) (c dataplane.Inherited, ok bool) {
 	b := i.backend
 	c = dataplane.Inherited{
-		Key: k.opened(s), Final: b.config.Strict, Onward: b.onward, Closing: s.Flags&flowClosing != 0,
+		Key: k.opened(s), Final: b.config.Strict, Onward: b.objects.onward, Closing: s.Flags&flowClosing != 0,
 		Idle: time.Duration(i.now - min(i.now, s.Last)),
 	}
 	if s.Flags&flowVeiled == 0 {
 		// The kernel side takes an address of the host for what it is if the entry
 		// says that it is one.
-		host := b.host.IsHost(c.Key.Src) || b.host.IsHost(c.Key.Dst)
+		host := b.devices.host.IsHost(c.Key.Src) || b.devices.host.IsHost(c.Key.Dst)
 		return c, host == (s.Flags&flowHost != 0)
 	}
 	var o origin

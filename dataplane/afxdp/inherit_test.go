@@ -138,7 +138,7 @@ func TestInheritTranslated(t *testing.T) {
 	c := Config{Strict: true, PinPath: nstest.BPFFS(t)}
 	start := func(pass func(flow.Key) bool) *rig {
 		r := startRig(t, node, c)
-		if !r.backend.onward {
+		if !r.backend.objects.onward {
 			t.Skip("connections cannot be read here (Linux 6.4 with BTF)")
 		}
 		r.policy(judges(pass))
@@ -337,7 +337,7 @@ func TestInheritHalfWay(t *testing.T) {
 		r.stop(t)
 		r = startRig(t, node, c)
 		r.inherit()
-		if err := r.backend.thread.do(func() (err error) { r.backend.scene, err = r.backend.look(); return err }); err != nil {
+		if err := r.backend.thread.do(func() (err error) { r.backend.devices.scene, err = look(r.backend.nl, false); return err }); err != nil {
 			t.Fatal(err)
 		}
 		renew := r.backend.inherit()

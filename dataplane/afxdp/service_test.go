@@ -27,7 +27,7 @@ func TestServiceIsJudgedByItsBackend(t *testing.T) {
 			t.Run(fmt.Sprintf("bridge %v, IPv%d", bridged, family), func(t *testing.T) {
 				t.Parallel()
 				r := newRig(t, Config{Strict: true})
-				if !r.backend.onward {
+				if !r.backend.objects.onward {
 					t.Fatal("no gate")
 				}
 				add := r.AddPod

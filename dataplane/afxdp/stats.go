@@ -18,7 +18,7 @@ func (b *Backend) Stats() dataplane.BackendStats {
 }
 
 func (b *Backend) stats() dataplane.BackendStats {
-	s := dataplane.BackendStats{Restored: b.restored}
+	s := dataplane.BackendStats{Restored: b.devices.restored}
 	alone := dataplane.PassUnheard
 	if !b.config.Strict {
 		alone = dataplane.LeaveUnheard
