@@ -2,11 +2,8 @@ package afxdp
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"time"
-
-	"github.com/vishvananda/netlink"
 )
 
 // wayTime is how long packets of a flow go across (bpf/across.h) before the host's
@@ -36,30 +33,4 @@ func (c *Config) reportAccelerate() {
 	if liberal, exists := liberalTCP(); exists && !liberal {
 		c.Logger.Warn("TCP connections that connection tracking knows stay in the host's stack: accelerate needs net.netfilter.nf_conntrack_tcp_be_liberal=1 at start")
 	}
-}
-
-// flagsOf says what the kernel side must know about a device.
-func flagsOf(l netlink.Link, shaped bool) (flags uint32) {
-	// The kernel drops what is sent to a peer in our own namespace.
-	if l.Type() == "veth" && l.Attrs().NetNsID >= 0 && !shaped {
-		flags |= deviceOpen
-	}
-	return flags
-}
-
-// shapedDevices returns the devices whose traffic somebody limits, in either
-// direction: what has a queueing discipline has it for that, and an ingress one
-// leads packets elsewhere, as the CNI bandwidth plugin's does.
-func shapedDevices(nl *netlink.Handle) (map[int]bool, error) {
-	qdiscs, err := nl.QdiscList(nil)
-	if err != nil {
-		return nil, fmt.Errorf("list queueing disciplines: %w", err)
-	}
-	shaped := map[int]bool{}
-	for _, q := range qdiscs {
-		if t := q.Type(); t != "noqueue" && t != "clsact" {
-			shaped[q.Attrs().LinkIndex] = true
-		}
-	}
-	return shaped, nil
 }

@@ -75,7 +75,7 @@ func (t *tcxLink) remove() error {
 }
 
 // choose settles the way of attaching by trying it on a device of our own.
-func (h *hooks) choose(own netlink.Link, c *Config) error {
+func (h *hooks) choose(own netlink.Link, c *options) error {
 	h.mode = c.Attach
 	if h.mode != AttachAuto {
 		return nil
@@ -113,18 +113,18 @@ func (h *hooks) choose(own netlink.Link, c *Config) error {
 	switch {
 	case clsact == nil:
 		h.mode = AttachClsact
-	case !c.Strict:
+	case !c.strict:
 		h.mode = AttachXDPGeneric
 	default:
 		return missingAttach(fmt.Errorf("tcx: %w; clsact: %w", oneLine(tcx), oneLine(clsact)))
 	}
-	c.Logger.Info("tcx is not available", "attach", h.mode, "reason", errors.Join(tcx, clsact))
+	c.log.Info("tcx is not available", "attach", h.mode, "reason", errors.Join(tcx, clsact))
 	return nil
 }
 
 // configure sets the guard's constants and what the kernel must know about the
 // programs before it loads them.
-func (c *Config) configure(spec *ebpf.CollectionSpec, mode Attach) error {
+func (c *options) configure(spec *ebpf.CollectionSpec, mode Attach) error {
 	flag := func(v bool) (n uint8) {
 		if v {
 			n = 1

@@ -3,9 +3,11 @@ package afxdp
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"path"
 	"slices"
+	"time"
 )
 
 // Attach is the hook by which programs go onto the pods' devices.
@@ -63,7 +65,7 @@ type AttachConfig struct {
 	UplinkMode UplinkMode
 }
 
-func (c *Config) fillAttach() error {
+func (c *AttachConfig) fill(strict bool) error {
 	if c.Attach == "" {
 		c.Attach = AttachAuto
 	}
@@ -78,7 +80,7 @@ func (c *Config) fillAttach() error {
 	if all := []UplinkMode{UplinkOff, UplinkNative, UplinkGeneric}; !slices.Contains(all, c.UplinkMode) {
 		bad("uplink mode %q: want one of %q", c.UplinkMode, all)
 	}
-	if c.Attach == AttachXDPGeneric && c.Strict {
+	if c.Attach == AttachXDPGeneric && strict {
 		bad("attach %s cannot judge packets: it needs the nfqueue backend behind it", c.Attach)
 	}
 	for _, p := range c.Exclude {
@@ -96,8 +98,29 @@ func (c *Config) fillAttach() error {
 	return errors.Join(errs...)
 }
 
+// options is what decides where programs go.
+type options struct {
+	AttachConfig
+	strict     bool     // see Config.Strict
+	accelerate bool     // see Config.Accelerate
+	patterns   []string // see Config.Devices
+	maxMTU     int      // the largest that an upcall can carry
+	denyTime   time.Duration
+	log        *slog.Logger
+}
+
+// wants reports whether the configuration lets us touch a device of that name.
+func (c *options) wants(name string) bool {
+	for _, p := range c.patterns {
+		if ok, _ := path.Match(p, name); ok {
+			return true
+		}
+	}
+	return len(c.patterns) == 0
+}
+
 // excluded reports whether a device of that name is not to be touched.
-func (c *Config) excluded(name string) bool {
+func (c *options) excluded(name string) bool {
 	return slices.ContainsFunc(c.Exclude, func(p string) bool {
 		ok, _ := path.Match(p, name)
 		return ok

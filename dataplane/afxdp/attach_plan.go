@@ -70,9 +70,6 @@ type plan struct {
 	twice  []netip.Addr // pods whose address two devices claim
 }
 
-// localPod is struct local_pod of bpf/guard.h.
-type localPod struct{ Ifindex uint32 }
-
 // makePlan decides from the state alone. A device is
 //
 //   - a pod's if a host route to a local pod, or into the pod CIDRs, leads to it, if it is
@@ -84,7 +81,7 @@ type localPod struct{ Ifindex uint32 }
 // behind returns the addresses at the other end of a veth pair, and previous
 // where a pod's address was before: of two devices that claim one, the first
 // keeps it.
-func (c *Config) makePlan(s *scene, k known, behind func(netlink.Link) []netip.Addr, previous func(flow.Addr) uint32) plan {
+func (c *options) makePlan(s *scene, k known, behind func(netlink.Link) []netip.Addr, previous func(flow.Addr) uint32) plan {
 	p := plan{places: map[int]place{}, ports: map[uint32]uint32{}, pods: map[flow.Addr]localPod{}, cidrs: map[prefixKey]uint8{}}
 	for _, cidr := range k.cidrs {
 		p.cidrs[makePrefixKey(cidr)] = 1
@@ -121,7 +118,7 @@ func (c *Config) makePlan(s *scene, k known, behind func(netlink.Link) []netip.A
 
 // holdsPods reports whether a bridge has pods: by the networks routed to it or,
 // where the node takes no part in its network, by what is behind its ports.
-func (c *Config) holdsPods(s *scene, k *known, index int, behind func(netlink.Link) []netip.Addr) bool {
+func (c *options) holdsPods(s *scene, k *known, index int, behind func(netlink.Link) []netip.Addr) bool {
 	if nets := s.nets[index]; len(nets) > 0 {
 		return slices.ContainsFunc(nets, k.near)
 	}
@@ -135,7 +132,7 @@ func (c *Config) holdsPods(s *scene, k *known, index int, behind func(netlink.Li
 }
 
 // place says what one device is to us.
-func (c *Config) place(s *scene, k *known, l netlink.Link, bridge netlink.Link, behind func(netlink.Link) []netip.Addr) (place, bool) {
+func (c *options) place(s *scene, k *known, l netlink.Link, bridge netlink.Link, behind func(netlink.Link) []netip.Addr) (place, bool) {
 	attrs := l.Attrs()
 	if !c.eligible(l) {
 		return place{}, false
@@ -165,14 +162,14 @@ func (c *Config) place(s *scene, k *known, l netlink.Link, bridge netlink.Link, 
 }
 
 // eligible reports whether the programs could go onto a device at all.
-func (c *Config) eligible(l netlink.Link) bool {
+func (c *options) eligible(l netlink.Link) bool {
 	name := l.Attrs().Name
 	return l.Type() == "veth" && name != UpcallStack && name != UpcallSocket && c.wants(name) && !c.excluded(name) &&
 		!(c.UplinkMode != UplinkOff && slices.Contains(c.Uplinks, name))
 }
 
 // candidate reports whether an eligible device may become a pod's.
-func (c *Config) candidate(l netlink.Link, k *known, nets []netip.Prefix) bool {
+func (c *options) candidate(l netlink.Link, k *known, nets []netip.Prefix) bool {
 	return l.Attrs().NetNsID >= 0 && len(k.cidrs) > 0 &&
 		!slices.ContainsFunc(nets, func(p netip.Prefix) bool { return !k.near(p) })
 }

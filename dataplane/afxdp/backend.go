@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -38,7 +37,7 @@ type Backend struct {
 	released bool // what an earlier process pinned has been removed
 	begun    bool // there was an Update: who the pods are is known
 	pair     *upcallPair
-	devices  devices             // with the methods that any goroutine may call
+	devices  *devices
 	base     [numCounters]uint64 // counted before our time
 	reported drops
 	final    dataplane.BackendStats // set by Close
@@ -101,34 +100,34 @@ func (b *Backend) open() (err error) {
 	if b.pins, err = openPins(b.config.PinPath); err != nil {
 		return err
 	}
-	at := hooks{nl: b.nl, pins: b.pins, mode: b.config.Attach}
-	if at.mode == AttachXDPGeneric {
-		return b.openGuard(at)
+	b.devices = newDevices(b.config.options(), b.nl, b.pins)
+	if b.config.Attach == AttachXDPGeneric {
+		return b.openGuard()
 	}
 	maxFrame := b.config.maxFrame()
 	if b.pair, err = openUpcallPair(b.nl, b.pins, maxFrame-etherHeader, b.config.Queues); err != nil {
 		return err
 	}
-	if err := at.choose(b.pair.stack, &b.config); err != nil {
+	if err := b.devices.choose(b.pair.stack); err != nil {
 		return err
 	}
-	if at.mode == AttachXDPGeneric {
+	if b.devices.mode() == AttachXDPGeneric {
 		err := b.pair.close(false)
 		b.pair = nil
-		return errors.Join(err, b.openGuard(at))
+		return errors.Join(err, b.openGuard())
 	}
-	if err := b.load(maxFrame, at.mode); err != nil {
+	if err := b.load(maxFrame); err != nil {
 		return err
 	}
 	b.config.reportAccelerate()
-	if err := b.devices.gate.open(&b.objects, b.pins); err != nil {
+	if err := b.devices.openGate(&b.objects); err != nil {
 		return err
 	}
 	nonce, err := b.begin()
 	if err != nil {
 		return err
 	}
-	if err := b.pair.start(&b.objects.podObjects, at.mode); err != nil {
+	if err := b.pair.start(&b.objects.podObjects, b.devices.mode()); err != nil {
 		return err
 	}
 	for queue := range b.config.Queues {
@@ -136,32 +135,26 @@ func (b *Backend) open() (err error) {
 			return err
 		}
 	}
-	b.devices.pair = pairEnds{b.pair.stack.Attrs().Index, b.pair.socket.Attrs().Index}
-	return b.startDevices(at)
+	return b.startDevices(pairEnds{b.pair.stack.Attrs().Index, b.pair.socket.Attrs().Index})
 }
 
 // openGuard starts what there is without upcalls.
-func (b *Backend) openGuard(at hooks) error {
-	at.mode = AttachXDPGeneric
+func (b *Backend) openGuard() (err error) {
 	if b.config.Accelerate {
-		b.log.Warn("accelerate is ignored: these programs judge nothing", "attach", at.mode)
+		b.log.Warn("accelerate is ignored: these programs judge nothing", "attach", AttachXDPGeneric)
 	}
-	spec, err := b.config.guardSpec(at.mode)
-	if err != nil {
+	if b.objects, err = b.devices.loadAlone(); err != nil {
 		return err
 	}
-	if b.objects, b.devices.podXDP, err = loadAlone(spec); err != nil {
-		return err
-	}
-	return b.startDevices(at)
+	return b.startDevices(pairEnds{})
 }
 
-func (b *Backend) startDevices(at hooks) error {
-	ds := &b.devices
-	ds.site = &site{config: &b.config, log: b.log, nl: b.nl, hooks: at, entries: deviceMap{b.objects.Devices}}
-	ds.programs = &b.objects
-	ds.renamed = func(fresh addresses) error { return b.epoch.advance(dataplane.ChangeWithin(fresh), nil) }
-	return ds.start()
+func (b *Backend) startDevices(pair pairEnds) error {
+	b.heir = heir{
+		objects: &b.objects, epoch: &b.epoch, idle: b.config.Timeouts.of, strict: b.config.Strict,
+		isHost: b.devices.host.IsHost, log: b.log,
+	}
+	return b.devices.start(&b.objects, pair, func(c dataplane.Change) error { return b.epoch.advance(c, nil) })
 }
 
 // openQueue makes the driver of a queue of the upcall pair.
@@ -194,11 +187,7 @@ func waitForNamespace() (fd int, err error) {
 
 // begin takes over what an earlier process left in the maps.
 func (b *Backend) begin() (nonce uint8, err error) {
-	b.epoch.cells = b.objects.Cells
-	b.epoch.shared = sharedVars{
-		generation: b.objects.Generation, floor: b.objects.ValidFrom, translated: b.objects.Translated,
-	}
-	if err := b.epoch.adopt(); err != nil {
+	if err := b.epoch.adopt(b.objects.FlowMarks()); err != nil {
 		return 0, err
 	}
 	for i := range b.base {
@@ -206,7 +195,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 	}
 	b.devices.adopted = b.pins.devices()
 	if len(b.devices.adopted) > 0 {
-		b.log.Info("taking over from an earlier run", "devices", len(b.devices.adopted), "generation", b.epoch.generation.Load(),
+		b.log.Info("taking over from an earlier run", "devices", len(b.devices.adopted), "generation", b.epoch.current(),
 			"droppedWithoutDaemon", b.base[countAloneDrop]+b.base[countUnheard])
 	}
 	var n uint32
@@ -223,7 +212,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 }
 
 // load puts the programs into the kernel with the configuration as constants.
-func (b *Backend) load(maxFrame int, mode Attach) error {
+func (b *Backend) load(maxFrame int) error {
 	spec, err := loadPod()
 	if err != nil {
 		return fmt.Errorf("read the programs: %w", err)
@@ -262,10 +251,10 @@ func (b *Backend) load(maxFrame int, mode Attach) error {
 			return fmt.Errorf("set %s in the programs: %w", name, err)
 		}
 	}
-	if err := b.config.configure(spec, mode); err != nil {
+	if err := b.devices.configure(spec); err != nil {
 		return err
 	}
-	b.objects, err = loadPrograms(spec, b.pins, loadOptions{strict: b.config.Strict, noNAT: b.config.noNAT, adopted: b.pair.adopted})
+	b.objects, err = loadPrograms(spec, b.pins, loadOptions{strict: b.config.Strict, noNAT: b.config.noNAT, adopted: b.pair.adopted, probeGate: probeGate})
 	if err == nil && b.objects.blind != nil {
 		b.log.Warn("translated connections cannot be read: who is masqueraded counts as unknown, and Services are judged by their addresses where there is no later hook",
 			"reason", b.objects.blind)
@@ -308,26 +297,20 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 		if b.closed {
 			return errThreadGone
 		}
-		ds := &b.devices
-		ds.locals = make(map[netip.Addr]bool, len(locals))
-		for _, a := range locals {
-			ds.locals[a.Unmap()] = true
-		}
-		ds.cidrs = slices.Concat(b.config.PodCIDRs, cidrs)
 		b.begun = true
 		// What is not ours any more goes whatever keeps a device from being ours.
-		err := errors.Join(ds.refresh(), b.release())
-		ds.guard.tookChanges()   // a generation begins anyway
-		if len(b.drivers) == 0 { // nothing is remembered
+		err := errors.Join(b.devices.update(locals, cidrs), b.release())
+		b.devices.tookChanges() // a generation begins anyway
+		if len(b.drivers) == 0 {      // nothing is remembered
 			return err
 		}
-		return errors.Join(err, b.epoch.advance(c, b.inherit()))
+		return errors.Join(err, b.epoch.advance(c, b.heir.inherit()))
 	})
 }
 
 // release takes off what an earlier process left on devices that are none of ours.
 func (b *Backend) release() error {
-	if b.devices.hooks.mode != AttachXDPGeneric {
+	if b.devices.mode() != AttachXDPGeneric {
 		return b.devices.release()
 	}
 	if b.released {
@@ -349,22 +332,22 @@ func (b *Backend) follow() {
 		if pending {
 			patience = max(0, settleTime-time.Since(last))
 		}
-		if !b.devices.watch.wait(patience) {
+		if !b.devices.wait(patience) {
 			return
 		}
 		err := b.thread.do(func() error {
 			if b.closed {
 				return nil
 			}
-			err := b.devices.hear()
+			stale, err := b.devices.follow()
 			// Before the first Update no device is known to be a pod's: those that an
 			// earlier run's programs guard would lose them.
-			pending = b.devices.stale && b.begun
+			pending = stale && b.begun
 			if pending && time.Since(last) >= settleTime {
 				err = errors.Join(err, b.devices.refresh())
 				pending, last = false, time.Now()
 			}
-			if b.devices.guard.tookChanges() && len(b.drivers) > 0 {
+			if b.devices.tookChanges() && len(b.drivers) > 0 {
 				err = errors.Join(err, b.epoch.renew())
 			}
 			return err
@@ -379,3 +362,26 @@ func (b *Backend) follow() {
 // else judges their packets: all of them without a later hook, and ports of a bridge. Any
 // goroutine may call it.
 func (b *Backend) Unjudged() (devices []string, why error) { return b.devices.unjudged() }
+
+// Facts says in a line how the backend works on this kernel, for operators.
+func (b *Backend) Facts() string {
+	way := "programs are attached by " + string(b.devices.mode())
+	switch limits := b.Limits(); {
+	case b.devices.mode() == AttachXDPGeneric:
+		return way + ", which judges nothing"
+	case len(limits) > 0:
+		return way + "; " + limits[0]
+	}
+	return way + "; translated connections can be read"
+}
+
+// Limits says what the backend does not do on this kernel and does on others.
+func (b *Backend) Limits() []string {
+	if b.devices.mode() == AttachXDPGeneric || b.objects.reads {
+		return nil
+	}
+	return []string{fmt.Sprintf("translated connections cannot be read: %v", b.objects.blind)}
+}
+
+// Inherit implements dataplane.Heir.
+func (b *Backend) Inherit(judge func(*dataplane.Inherited) bool) { b.heir.judge = judge }

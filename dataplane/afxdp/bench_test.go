@@ -247,7 +247,7 @@ func BenchmarkInherit(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/flows, "ns/flow")
-	n, g := 0, backend.epoch.generation.Load()
+	n, g := 0, backend.epoch.current()
 	var k flowKey
 	var s flowState
 	for it := backend.objects.Flows.Iterate(); it.Next(&k, &s); {

@@ -70,9 +70,7 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.watching.Wait()
-	if w := b.devices.watch; w != nil {
-		err = errors.Join(err, w.close())
-	}
+	err = errors.Join(err, b.devices.closeWatch())
 	b.thread.stop()
 	return err
 }
@@ -89,7 +87,9 @@ func (b *Backend) shut() error {
 	if pinned {
 		errs = append(errs, b.heart.stop())
 	}
-	errs = append(errs, b.devices.close(pinned))
+	if b.devices != nil {
+		errs = append(errs, b.devices.close(pinned))
+	}
 	if b.objects.Counters != nil {
 		b.final = b.stats()
 	}

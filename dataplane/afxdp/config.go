@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
 )
 
@@ -89,6 +90,24 @@ type Timeouts struct {
 	Other   time.Duration // default 2 min
 }
 
+// of is the idle time of a flow.
+func (t *Timeouts) of(p flow.Proto, closing bool) time.Duration {
+	switch p {
+	case flow.TCP:
+		if closing {
+			return t.Closing
+		}
+		return t.TCP
+	case flow.UDP:
+		return t.UDP
+	case flow.SCTP:
+		return t.SCTP
+	case flow.ICMP, flow.ICMPv6:
+		return t.ICMP
+	}
+	return t.Other
+}
+
 // Marks are the packet mark bits the backend uses; each must be one bit of its
 // own. The zero value means DefaultMarks.
 type Marks struct {
@@ -119,8 +138,6 @@ const headroom = 256
 // wants a packet in one piece: a page minus headroom, Ethernet header, and
 // skb_shared_info (320 bytes), rounded down for other kernels' sizes.
 const maxMTU = 3498
-
-const etherHeader = 14
 
 // maxFrame is the largest frame an upcall can carry.
 func (c *Config) maxFrame() int { return min(c.FrameSize-headroom, maxMTU+etherHeader) }
@@ -157,7 +174,7 @@ func (c *Config) fill() error {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if err := errors.Join(c.fillAttach(), c.check()); err != nil {
+	if err := errors.Join(c.AttachConfig.fill(c.Strict), c.check()); err != nil {
 		return fmt.Errorf("afxdp configuration: %w", err)
 	}
 	return nil
@@ -232,12 +249,10 @@ func (c *Config) upcallLimit() (cost, credit uint64) {
 	return cost, max(uint64(c.UpcallBurst)*cost, uint64(20*time.Millisecond))
 }
 
-// wants reports whether the configuration lets us touch a device of that name.
-func (c *Config) wants(name string) bool {
-	for _, p := range c.Devices {
-		if ok, _ := path.Match(p, name); ok {
-			return true
-		}
+// options is the part of the configuration that decides where programs go.
+func (c *Config) options() *options {
+	return &options{
+		AttachConfig: c.AttachConfig, strict: c.Strict, accelerate: c.Accelerate, patterns: c.Devices,
+		maxMTU: c.maxFrame() - etherHeader, denyTime: c.DenyTime, log: c.Logger,
 	}
-	return len(c.Devices) == 0
 }

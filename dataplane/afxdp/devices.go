@@ -10,12 +10,14 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
 
@@ -37,7 +39,7 @@ func (d *device) close() error {
 
 // site is where programs go: what devices, exits and uplinks share.
 type site struct {
-	config  *Config
+	config  *options
 	log     *slog.Logger
 	nl      *netlink.Handle
 	hooks   hooks
@@ -56,8 +58,7 @@ type devices struct {
 	pair     pairEnds
 	host     hostSet
 	tunnels  tunnel.Set
-	// renamed is told which addresses have become this host's.
-	renamed func(addresses) error
+	renamed  func(dataplane.Change) error // see start
 
 	guard   guard
 	gate    gate
@@ -81,20 +82,53 @@ type devices struct {
 	unattached atomic.Pointer[[]string]
 }
 
-// start takes over the guard's maps. What it did until it failed, close undoes.
-func (ds *devices) start() (err error) {
+// newDevices has no programs yet.
+func newDevices(c *options, nl *netlink.Handle, pins pins) *devices {
+	return &devices{site: &site{config: c, log: c.log, nl: nl, hooks: hooks{nl: nl, pins: pins, mode: c.Attach}}}
+}
+
+// choose settles the way of attaching by trying it on a device of our own.
+func (ds *devices) choose(own netlink.Link) error { return ds.hooks.choose(own, ds.config) }
+
+// mode is the way of attaching.
+func (ds *devices) mode() Attach { return ds.hooks.mode }
+
+// configure sets what the programs know about devices before they are loaded.
+func (ds *devices) configure(spec *ebpf.CollectionSpec) error {
+	return ds.config.configure(spec, ds.hooks.mode)
+}
+
+// loadAlone loads the program for kernels on which nothing else can be attached.
+func (ds *devices) loadAlone() (p loaded, err error) {
+	ds.hooks.mode = AttachXDPGeneric
+	spec, err := ds.config.guardSpec(ds.hooks.mode)
+	if err != nil {
+		return p, err
+	}
+	p, ds.podXDP, err = loadAlone(spec)
+	return p, err
+}
+
+// openGate puts gate in force, before any program leaves something to it.
+func (ds *devices) openGate(p *loaded) error { return ds.gate.open(p, ds.hooks.pins) }
+
+// start takes over the guard's maps. pair is the ends of the upcall pair, and renamed
+// is told which addresses have become this host's. What start did until it failed,
+// close undoes.
+func (ds *devices) start(p *loaded, pair pairEnds, renamed func(dataplane.Change) error) (err error) {
+	ds.programs, ds.pair, ds.renamed, ds.entries = p, pair, renamed, deviceMap{p.Devices}
 	ds.on, ds.behind, ds.stale = map[int]*device{}, map[int][]netip.Addr{}, true
 	ds.uplinks = uplinks{site: ds.site}
 	ds.exits = exits{
-		site: ds.site, gate: &ds.gate, prog: ds.programs.PodExit, onward: ds.programs.onward,
+		site: ds.site, gate: &ds.gate, prog: p.PodExit, onward: p.onward,
 		pods: ds.on, on: map[int]*device{}, told: map[int]bool{},
 	}
-	if m := ds.programs.Exits; m != nil {
-		if ds.exits.listed, err = newMirror[uint32, uint8](m); err != nil {
+	if p.Exits != nil {
+		if ds.exits.listed, err = newMirror[uint32, uint8](p.Exits); err != nil {
 			return err
 		}
 	}
-	if ds.guard, err = newGuard(&ds.programs.objects); err != nil {
+	if ds.guard, err = newGuard(&p.objects); err != nil {
 		return err
 	}
 	if ds.peers, err = newPeers(); err != nil {
@@ -102,11 +136,49 @@ func (ds *devices) start() (err error) {
 	}
 	ds.cidrs = ds.config.PodCIDRs
 	ds.log.Info("programs will be attached", "attach", ds.hooks.mode)
-	if err := ds.uplinks.start(&ds.programs.objects); err != nil {
+	if err := ds.uplinks.start(&p.objects); err != nil {
 		return err
 	}
-	ds.watch, err = newWatch(ds.config.Accelerate && ds.hooks.mode != AttachXDPGeneric)
+	ds.watch, err = newWatch(ds.config.accelerate && ds.hooks.mode != AttachXDPGeneric)
 	return err
+}
+
+// update puts programs onto the devices of these pods, and onto those that may have
+// pods of these networks beside the configured ones.
+func (ds *devices) update(locals []netip.Addr, cidrs []netip.Prefix) error {
+	ds.locals = make(map[netip.Addr]bool, len(locals))
+	for _, a := range locals {
+		ds.locals[a.Unmap()] = true
+	}
+	ds.cidrs = slices.Concat(ds.config.PodCIDRs, cidrs)
+	return ds.refresh()
+}
+
+// wait returns when there is news of the namespace, at the latest after the given time
+// (negative: never). open is false once close was called. Any goroutine may wait.
+func (ds *devices) wait(d time.Duration) (open bool) { return ds.watch.wait(d) }
+
+// follow attends to devices that appear and vanish. stale reports that a refresh is due.
+func (ds *devices) follow() (stale bool, err error) {
+	err = ds.hear()
+	return ds.stale, err
+}
+
+// tookChanges is the guard's.
+func (ds *devices) tookChanges() bool { return ds.guard.tookChanges() }
+
+// podBehind is the guard's.
+func (ds *devices) podBehind() map[uint32]flow.Addr { return ds.guard.podBehind() }
+
+// attached is the number of devices with the pods' programs.
+func (ds *devices) attached() int { return len(ds.on) }
+
+// closeWatch needs that nobody waits any more.
+func (ds *devices) closeWatch() error {
+	if ds.watch == nil {
+		return nil
+	}
+	return ds.watch.close()
 }
 
 // close takes the programs off, or leaves what is pinned at work.
@@ -193,7 +265,7 @@ func look(nl *netlink.Handle, shaping bool) (*scene, error) {
 func (ds *devices) refresh() error {
 	errs := []error{ds.hear()}
 	if ds.stale || ds.scene == nil {
-		s, err := look(ds.nl, ds.config.Accelerate)
+		s, err := look(ds.nl, ds.config.accelerate)
 		if err != nil {
 			return errors.Join(append(errs, err)...)
 		}
@@ -219,7 +291,7 @@ func (ds *devices) refresh() error {
 		if err := ds.attach(index, pl); err != nil {
 			errs = append(errs, fmt.Errorf("device %s: %w", pl.link.Attrs().Name, err))
 			// Elsewhere the later hook judges what no program has seen.
-			if ds.config.Strict || pl.guard.Bridge != 0 {
+			if ds.config.strict || pl.guard.Bridge != 0 {
 				failed = append(failed, pl.link.Attrs().Name)
 			}
 		}
@@ -314,9 +386,9 @@ func (ds *devices) attach(index int, pl place) error {
 		d.put = []attachment{a}
 	} else {
 		ds.reportOthers(index, pl.link)
-		if mtu := ds.config.maxFrame() - etherHeader; attrs.MTU > mtu {
+		if mtu := ds.config.maxMTU; attrs.MTU > mtu {
 			ds.log.Warn("device has a larger MTU than an upcall can carry; larger packets of unknown flows are left to the later hook, or dropped if there is none",
-				"device", attrs.Name, "mtu", attrs.MTU, "limit", mtu, "strict", ds.config.Strict)
+				"device", attrs.Name, "mtu", attrs.MTU, "limit", mtu, "strict", ds.config.strict)
 		}
 		if err := ds.entries.put(index, own, pl.flags); err != nil {
 			return err
@@ -421,7 +493,7 @@ func (ds *devices) setNodeAddresses(own []netip.Addr) error {
 	errs := []error{ds.guard.nodes.set(want)}
 	// Flows of that name were accepted for whoever had the address before.
 	if len(fresh) > 0 {
-		errs = append(errs, ds.renamed(fresh))
+		errs = append(errs, ds.renamed(dataplane.ChangeWithin(fresh)))
 	}
 	return errors.Join(errs...)
 }

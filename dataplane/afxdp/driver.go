@@ -45,11 +45,9 @@ type driver struct {
 	poll        [2]unix.PollFd
 	gone        bool // the upcall pair was removed
 
-	flows, later, denied mapBatch[flowState]
+	entries entries
 	// Of packets whose addresses are translated: see origin.go.
-	veiled  mapBatch[origin]
 	origins [dataplane.BatchSize]origin
-	told    bool // the kernel side knows that there are translated flows
 	names   [dataplane.BatchSize]flow.Key
 	onward  bool // what is deferred is seen again where it leaves
 	reads   bool // the connection of a packet to a pod can be read
@@ -95,16 +93,14 @@ func newDriver(sock *socket, b *Backend, queue int, nonce uint8) (*driver, error
 		wake: wake, released: make(chan struct{}),
 	}
 	if b.config.FailOpen {
-		if d.room.memory, err = b.objects.Rooms.Memory(); err != nil {
+		memory, err := b.objects.Rooms.Memory()
+		if err != nil {
 			return nil, errors.Join(fmt.Errorf("map the queues' room: %w", err), unix.Close(wake))
 		}
-		d.room.queue, d.room.ring = queue, uint64(b.config.Ring)
+		d.room = newRoom(memory, queue, b.config.Ring)
 		d.room.makeRoom(0)
 	}
-	d.flows.init(b.objects.Flows)
-	d.later.init(b.objects.Later)
-	d.denied.init(b.objects.Denied)
-	d.veiled.init(b.objects.Origins)
+	d.entries.init(&b.epoch, &b.objects.objects)
 	d.poll = [2]unix.PollFd{{Fd: int32(sock.xsk.FD()), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	return d, nil
 }
@@ -202,7 +198,7 @@ func (d *driver) receive(b *dataplane.Batch) error {
 			p.Length = trueLength(frame)
 		}
 		if m.Origin {
-			d.origins[b.N].describe(p)
+			describeOrigin(&d.origins[b.N], p)
 			d.names[b.N] = ownName(frame, p.Length)
 		}
 		d.held[b.N], d.meta[b.N] = desc, m
@@ -270,12 +266,12 @@ func (d *driver) settle(b *dataplane.Batch) error {
 	d.home.account(now, d.n, d.waiting)
 	e := d.epoch
 	var err error
-	if e.addrs.crowded.Load() > maxCrowded {
+	if e.crowded() {
 		err = e.restart()
 	}
 	// Read before addresses are added: see restart.
-	s := flowState{Generation: e.generation.Load(), Last: now}
-	d.flows.n, d.later.n, d.denied.n, d.veiled.n = 0, 0, 0, 0
+	s := flowState{Generation: e.current(), Last: now}
+	d.entries.reset()
 	sent := uint32(0) // bit per ID, so that a batch that lost packets leaks no buffer
 	for i := range b.Packets[:min(b.N, d.n)] {
 		p := &b.Packets[i]
@@ -293,12 +289,9 @@ func (d *driver) settle(b *dataplane.Batch) error {
 			free = append(free, d.held[id])
 		}
 	}
-	if d.veiled.n+d.later.n > 0 && !d.told {
-		d.told = e.shared.translated.Set(uint8(1)) == nil
+	if lost := d.entries.write(); lost > 0 {
+		d.forgotten.Add(uint64(lost))
 	}
-	d.writeFlows()
-	_, _ = d.later.write() // these two only save upcalls
-	_, _ = d.denied.write()
 	d.refill(free)
 	if len(tx) == 0 {
 		return err
@@ -333,7 +326,7 @@ func (d *driver) carry(p *dataplane.Packet, s flowState) (send bool) {
 		setMarks(d.sock.xsk.Frame(d.held[p.ID]), false, d.final)
 		if nameable(p) {
 			k, _ := makeFlowKey(d.name(p))
-			d.later.add(&k, &s)
+			d.entries.later.add(&k, &s)
 		}
 	case d.answered&(1<<p.ID) != 0: // dropped, and the answer is in its place
 	default: // DropPacket, or deferred with nobody to defer to
@@ -342,7 +335,7 @@ func (d *driver) carry(p *dataplane.Packet, s flowState) (send bool) {
 			if back {
 				k.Back = 1
 			}
-			d.denied.add(&k, &s)
+			d.entries.denied.add(&k, &s)
 		}
 		return false
 	}
@@ -423,13 +416,4 @@ func (d *driver) lostPackets() uint64 {
 	default:
 		return d.sock.lost() + d.overflow.Load()
 	}
-}
-
-// coarseNow reads the clock the kernel side reads, in ns. Once per batch.
-func coarseNow() uint64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
-		return 0 // the entry expires at once: the next packet is judged again
-	}
-	return uint64(ts.Nano())
 }

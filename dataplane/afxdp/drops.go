@@ -39,7 +39,7 @@ func (b *Backend) Drops(report func(dataplane.Drop)) {
 		if maps.Equal(now, b.reported) {
 			return nil
 		}
-		pods := b.devices.guard.podBehind()
+		pods := b.devices.podBehind()
 		for k, n := range now {
 			if n > b.reported[k] {
 				report(dataplane.Drop{Fate: dropFates[k.Which], Device: int32(k.Ifindex), Pod: pods[k.Ifindex], Packets: n - b.reported[k]})

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
 )
@@ -24,29 +22,46 @@ import (
 // addresses, so a change now and then concerns a flow that merely shares one: it
 // is judged once more.
 type epoch struct {
-	mu         sync.Mutex // orders those who move on; nobody else takes it
+	mu         sync.Mutex // serialises changes of the generation
 	generation atomic.Uint64
-	cells      *ebpf.Map
-	shared     sharedVars
+	marks      marks
 	addrs      registry
-	veil       sync.Mutex // of who writes translated flows: see driver.writeFlows
+	veil       sync.Mutex // serialises writers of translated flows: see entries.write
 }
 
-// sharedVars are the variables of the programs that outlive the process.
-type sharedVars struct {
-	generation, floor, translated *ebpf.Variable
+// marks are what the kernel side compares flows with. They outlive the process.
+type marks interface {
+	Generation() (uint64, error)
+	SetGeneration(g uint64) error
+	// SetFloor ends every flow of an older generation than g, SetCell those with an
+	// address in the cell.
+	SetFloor(g uint64) error
+	SetCell(cell uint32, g uint64) error
+	// SetTranslated says that there are translated flows.
+	SetTranslated() error
 }
+
+// current is the generation in force.
+func (e *epoch) current() uint64 { return e.generation.Load() }
+
+// add returns the cell of an address, which later changes are asked about from now
+// on. The caller has read current before.
+func (e *epoch) add(a *flow.Addr) uint16 { return e.addrs.add(a) }
+
+// crowded reports that a restart is worth its cost.
+func (e *epoch) crowded() bool { return e.addrs.crowded.Load() > maxCrowded }
 
 // adopt takes the generation over from an earlier process. That may have died while
 // it moved on, which is never by more than one: what it wrote with that number was
 // judged by a policy that is not ours, and we do not use it again.
-func (e *epoch) adopt() error {
-	var g uint64
-	if err := e.shared.generation.Get(&g); err != nil {
+func (e *epoch) adopt(m marks) error {
+	e.marks = m
+	g, err := m.Generation()
+	if err != nil {
 		return fmt.Errorf("read the generation: %w", err)
 	}
 	e.generation.Store(g + 1)
-	return e.shared.generation.Set(g + 1)
+	return m.SetGeneration(g + 1)
 }
 
 // advance starts a new generation. What c is about no longer counts when it
@@ -68,7 +83,7 @@ func (e *epoch) advance(c dataplane.Change, renew func(g uint64)) error {
 	}
 	// Last: it ends what CPUs noted (bpf/front.h) before and while the marks
 	// above were being set.
-	return e.shared.generation.Set(g)
+	return e.marks.SetGeneration(g)
 }
 
 // renew starts a new generation that is about nobody: all flows count as before,
@@ -76,18 +91,18 @@ func (e *epoch) advance(c dataplane.Change, renew func(g uint64)) error {
 func (e *epoch) renew() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.shared.generation.Set(e.generation.Add(1))
+	return e.marks.SetGeneration(e.generation.Add(1))
 }
 
 func (e *epoch) invalidate(c dataplane.Change, g uint64) error {
 	if c.All() {
-		return e.shared.floor.Set(g)
+		return e.marks.SetFloor(g)
 	}
 	for cell := range uint32(numCells) {
 		if !e.addrs.touched(cell, c) {
 			continue
 		}
-		if err := e.cells.Put(cell, g); err != nil {
+		if err := e.marks.SetCell(cell, g); err != nil {
 			return err
 		}
 	}
@@ -107,10 +122,10 @@ func (e *epoch) restart() error {
 	defer e.mu.Unlock()
 	e.addrs.clear()
 	g := e.generation.Add(1)
-	if err := e.shared.floor.Set(g); err != nil {
+	if err := e.marks.SetFloor(g); err != nil {
 		return fmt.Errorf("start generation %d: %w", g, err)
 	}
-	return e.shared.generation.Set(g)
+	return e.marks.SetGeneration(g)
 }
 
 // registry knows the addresses of remembered flows, so that a change of policy

@@ -310,7 +310,7 @@ func TestUplink(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			deny(r.backend.epoch.generation.Load())
+			deny(r.backend.epoch.current())
 			before, forwarded := r.counter(t, countDenied), snmp(t, r.NS, "Ip", "ForwDatagrams")
 			const n = 20
 			for range n {

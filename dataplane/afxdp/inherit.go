@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -25,7 +26,13 @@ import (
 //   - flows whose entry appears or changes while we read;
 //   - the rest, when inheritPatience is over.
 type heir struct {
-	judge func(*dataplane.Inherited) bool // nil: nothing to inherit, or done
+	judge   func(*dataplane.Inherited) bool // nil: nothing to inherit, or done
+	objects *loaded
+	epoch   *epoch
+	idle    func(p flow.Proto, closing bool) time.Duration // when the kernel side forgets a flow
+	strict  bool
+	isHost  func(flow.Addr) bool
+	log     *slog.Logger
 }
 
 // inheritPatience bounds how long the first table waits for the flows to be judged by
@@ -33,33 +40,30 @@ type heir struct {
 // A full map of 131,072 flows takes a quarter of a second.
 const inheritPatience = time.Second
 
-// Inherit implements dataplane.Heir.
-func (b *Backend) Inherit(judge func(*dataplane.Inherited) bool) { b.heir.judge = judge }
-
 // inherit returns what epoch.advance is to do first, nil for nothing. It comes once.
-func (b *Backend) inherit() func(g uint64) {
-	judge := b.heir.judge
-	if b.heir.judge = nil; judge == nil {
+func (h *heir) inherit() func(g uint64) {
+	judge := h.judge
+	if h.judge = nil; judge == nil {
 		return nil
 	}
 	return func(g uint64) {
 		began := time.Now()
-		i := inheritance{backend: b, judge: judge, now: coarseNow(), end: began.Add(inheritPatience)}
-		err := i.walk(b.objects.Flows, g, false, i.accepted)
+		i := inheritance{heir: h, judge: judge, now: coarseNow(), end: began.Add(inheritPatience)}
+		err := i.walk(h.objects.Flows, g, false, i.accepted)
 		// These open nothing, whatever the policy: somebody else judges.
-		err = errors.Join(err, i.walk(b.objects.Later, g, true, func(*flowKey, *flowState) bool { return true }))
+		err = errors.Join(err, i.walk(h.objects.Later, g, true, func(*flowKey, *flowState) bool { return true }))
 		if err != nil {
-			b.log.Warn("flows of an earlier run are all judged again", "error", err)
+			h.log.Warn("flows of an earlier run are all judged again", "error", err)
 		}
 		if i.seen > 0 {
-			b.log.Info("flows of an earlier run taken over", "flows", i.seen, "accepted", i.renewed, "took", time.Since(began))
+			h.log.Info("flows of an earlier run taken over", "flows", i.seen, "accepted", i.renewed, "took", time.Since(began))
 		}
 	}
 }
 
 // inheritance is one walk through what an earlier process left.
 type inheritance struct {
-	backend       *Backend
+	*heir
 	judge         func(*dataplane.Inherited) bool
 	now           uint64    // coarseNow
 	end           time.Time // then it stops
@@ -106,7 +110,7 @@ func (i *inheritance) renew(list *renewals) error {
 	if list.empty() {
 		return nil
 	}
-	n, err := i.backend.objects.Renew.Run(&ebpf.RunOptions{Data: list.bytes})
+	n, err := i.objects.Renew.Run(&ebpf.RunOptions{Data: list.bytes})
 	list.clear()
 	if err != nil {
 		return fmt.Errorf("renew flows of an earlier run: %w", err)
@@ -117,22 +121,7 @@ func (i *inheritance) renew(list *renewals) error {
 
 // expired is the kernel side's, in bpf/flows.h.
 func (i *inheritance) expired(k *flowKey, s *flowState) bool {
-	t, idle := &i.backend.config.Timeouts, time.Duration(0)
-	switch k.Proto {
-	case flow.TCP:
-		idle = t.TCP
-		if s.Flags&flowClosing != 0 {
-			idle = t.Closing
-		}
-	case flow.UDP:
-		idle = t.UDP
-	case flow.SCTP:
-		idle = t.SCTP
-	case flow.ICMP, flow.ICMPv6:
-		idle = t.ICMP
-	default:
-		idle = t.Other
-	}
+	idle := i.idle(k.Proto, s.Flags&flowClosing != 0)
 	return i.now > s.Last && i.now-s.Last > uint64(idle)
 }
 
@@ -143,8 +132,7 @@ func (i *inheritance) accepted(k *flowKey, s *flowState) bool {
 	if !ok || !i.judge(&c) {
 		return false
 	}
-	addrs := &i.backend.epoch.addrs
-	cells := [2]uint16{addrs.add(&c.Key.Src), addrs.add(&c.Key.Dst)}
+	cells := [2]uint16{i.epoch.add(&c.Key.Src), i.epoch.add(&c.Key.Dst)}
 	// In the order of the packet that it was written for.
 	if cells == s.Cell {
 		return true
@@ -155,19 +143,18 @@ func (i *inheritance) accepted(k *flowKey, s *flowState) bool {
 
 // describe says which connection an entry is about, if the entry tells.
 func (i *inheritance) describe(k *flowKey, s *flowState) (c dataplane.Inherited, ok bool) {
-	b := i.backend
 	c = dataplane.Inherited{
-		Key: k.opened(s), Final: b.config.Strict, Onward: b.objects.onward, Closing: s.Flags&flowClosing != 0,
+		Key: k.opened(s), Final: i.strict, Onward: i.objects.onward, Closing: s.Flags&flowClosing != 0,
 		Idle: time.Duration(i.now - min(i.now, s.Last)),
 	}
 	if s.Flags&flowVeiled == 0 {
 		// The kernel side takes an address of the host for what it is if the entry
 		// says that it is one.
-		host := b.devices.host.IsHost(c.Key.Src) || b.devices.host.IsHost(c.Key.Dst)
+		host := i.isHost(c.Key.Src) || i.isHost(c.Key.Dst)
 		return c, host == (s.Flags&flowHost != 0)
 	}
 	var o origin
-	if b.objects.Origins.Lookup(k, &o) != nil || !o.names(&c.Key) {
+	if i.objects.Origins.Lookup(k, &o) != nil || !o.names(&c.Key) {
 		return c, false
 	}
 	c.Key = flow.Key{Src: o.Client, Dst: o.Backend, SrcPort: o.ClientPort, DstPort: o.BackendPort, Proto: o.Proto}
@@ -176,22 +163,6 @@ func (i *inheritance) describe(k *flowKey, s *flowState) (c dataplane.Inherited,
 		c.Service = flow.Service{Addr: o.Service, Port: o.ServicePort}
 	}
 	return c, c.Key.Valid()
-}
-
-// opened is makeFlowKey's inverse: the key of the packet that opened a connection.
-func (f *flowKey) opened(s *flowState) flow.Key {
-	k := flow.Key{Src: f.A, Dst: f.B, SrcPort: f.APort, DstPort: f.BPort, Proto: f.Proto}
-	if s.Flags&flowBack != 0 {
-		return k.Reverse()
-	}
-	return k
-}
-
-// names reports whether k, in the direction the connection was opened in, is one of
-// o's two names in that direction: to the Service, or behind translation to the
-// backend. Where worker and conntrack disagree about who opened it, it is not.
-func (o *origin) names(k *flow.Key) bool {
-	return k.Proto == o.Proto && (*k == o.opened() || k.Dst == o.Backend && k.DstPort == o.BackendPort)
 }
 
 // maxRenewals is RENEWALS of bpf/renew.h.

@@ -3,6 +3,7 @@ package afxdp
 import (
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -241,7 +242,7 @@ func TestInheritEntries(t *testing.T) {
 		{name: "somebody else's translation", k: key(pod, node), cells: cells(pod, peer), flags: flowVeiled, origin: &led},
 	} {
 		k, back := makeFlowKey(&c.k)
-		old := flowState{Generation: r.backend.epoch.generation.Load(), Last: coarseNow() - c.age, Cell: c.cells, Flags: c.flags}
+		old := flowState{Generation: r.backend.epoch.current(), Last: coarseNow() - c.age, Cell: c.cells, Flags: c.flags}
 		if back {
 			old.Flags |= flowBack
 		}
@@ -269,7 +270,7 @@ func TestInheritEntries(t *testing.T) {
 		}
 		want := old
 		if c.renews {
-			want.Generation = r.backend.epoch.generation.Load()
+			want.Generation = r.backend.epoch.current()
 		}
 		if got != want {
 			t.Errorf("%s: entry %+v, want %+v", c.name, got, want)
@@ -337,14 +338,17 @@ func TestInheritHalfWay(t *testing.T) {
 		r.stop(t)
 		r = startRig(t, node, c)
 		r.inherit()
-		if err := r.backend.thread.do(func() (err error) { r.backend.devices.scene, err = look(r.backend.nl, false); return err }); err != nil {
-			t.Fatal(err)
-		}
-		renew := r.backend.inherit()
-		r.backend.epoch.mu.Lock()
-		renew(r.backend.epoch.generation.Add(1)) // and no further
-		r.backend.epoch.mu.Unlock()
-		if got := entryOf(t, r, conn).Generation; got != r.backend.epoch.generation.Load() {
+		renew := r.backend.heir.inherit()
+		died := make(chan struct{})
+		go func() {
+			defer close(died)
+			_ = r.backend.epoch.advance(dataplane.Change{}, func(g uint64) {
+				renew(g)
+				runtime.Goexit() // and no further
+			})
+		}()
+		<-died
+		if got := entryOf(t, r, conn).Generation; got != r.backend.epoch.current() {
 			t.Fatalf("an entry of generation %d was not renewed", got)
 		}
 		exchange(t, conn)

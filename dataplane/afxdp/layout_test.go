@@ -1,17 +1,13 @@
 package afxdp
 
 import (
-	"bytes"
-	"encoding/binary"
 	"net/netip"
 	"reflect"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/tierwall/tierwall/classifier/flow"
-	"github.com/tierwall/tierwall/dataplane"
 )
 
 // The Go structs and the programs' structs have the same fields in the same
@@ -114,125 +110,6 @@ func TestFlowKey(t *testing.T) {
 	}
 }
 
-func TestMeta(t *testing.T) {
-	const nonce = 0x5a
-	frame := func(b0, b1 byte, ifindex ...byte) []byte {
-		f := make([]byte, 60)
-		f[6], f[7] = b0, b1
-		copy(f[8:], ifindex)
-		return f
-	}
-	for _, c := range []struct {
-		name  string
-		frame []byte
-		want  meta
-		ok    bool
-	}{
-		{"from a pod", frame(0x82, nonce, 0, 0, 0, 7), meta{Ifindex: 7}, true},
-		{"to a pod", frame(0x86, nonce, 0, 0, 1, 0), meta{Ifindex: 256, Egress: true, Final: true}, true},
-		{"bridged", frame(0xc2, nonce, 0, 0, 0, 7), meta{Ifindex: 7, Final: true}, true},
-		{"reply", frame(0x8a, nonce, 0x7f, 0xff, 0xff, 0xff), meta{Ifindex: 1<<31 - 1, Reply: true}, true},
-		{"everything", frame(0xfe, nonce, 1, 2, 3, 4), meta{Ifindex: 0x01020304, Egress: true, Reply: true, Final: true, Cut: true}, true},
-		{"another nonce", frame(0x82, nonce+1, 0, 0, 0, 7), meta{}, false},
-		{"no magic", frame(0x02, nonce, 0, 0, 0, 7), meta{}, false},
-		{"multicast source", frame(0x83, nonce, 0, 0, 0, 7), meta{}, false},
-		{"global source", frame(0x80, nonce, 0, 0, 0, 7), meta{}, false},
-		{"no device", frame(0x82, nonce, 0, 0, 0, 0), meta{}, false},
-		{"with an origin", frame(0x86, nonce, 0x80, 0, 0, 1), meta{Ifindex: 1, Egress: true, Final: true, Origin: true}, true},
-		{"with an origin and no device", frame(0x86, nonce, 0x80, 0, 0, 0), meta{}, false},
-		{"too short", frame(0x82, nonce, 0, 0, 0, 7)[:11], meta{}, false},
-		{"empty", nil, meta{}, false},
-	} {
-		m, ok := readMeta(c.frame, nonce)
-		if ok != c.ok || ok && m != c.want {
-			t.Errorf("%s: got %+v, %v, want %+v, %v", c.name, m, ok, c.want, c.ok)
-		}
-		if !c.ok {
-			continue
-		}
-		// The verdict changes its bit and nothing else, in both directions.
-		before := string(c.frame)
-		const marks = metaAccept | metaFast
-		setMarks(c.frame, true, true)
-		if c.frame[6]&marks != marks || c.frame[6]&^marks != before[6]&^marks || string(c.frame[7:]) != before[7:] {
-			t.Errorf("%s: accepting made % x of % x", c.name, c.frame[6:12], before[6:12])
-		}
-		setMarks(c.frame, false, true)
-		if c.frame[6]&marks != metaFast {
-			t.Errorf("%s: leaving it to where it leaves made % x of % x", c.name, c.frame[6:12], before[6:12])
-		}
-		setMarks(c.frame, false, false)
-		if c.frame[6]&marks != 0 || c.frame[6] != before[6]&^marks {
-			t.Errorf("%s: deferring made % x of % x", c.name, c.frame[6:12], before[6:12])
-		}
-	}
-}
-
-// An origin is read as the kernel side wrote it, and the frame is what it was before.
-func TestTakeOrigin(t *testing.T) {
-	want := origin{
-		Client: flow.AddrFrom(netip.MustParseAddr("10.0.0.1")), Service: flow.AddrFrom(netip.MustParseAddr("fd00::2")), Backend: flow.Addr{15: 3},
-		ClientPort: 0x1234, ServicePort: 80, BackendPort: 0xfffe, Proto: flow.SCTP, Flags: originNAT | originReply,
-	}
-	var b bytes.Buffer
-	ether := []byte{1, 2, 3, 4, 5, 6, 0x86, 7, 0x80, 0, 0, 9, 8, 0}
-	b.Write(ether)
-	if err := binary.Write(&b, binary.LittleEndian, &want); err != nil {
-		t.Fatal(err)
-	}
-	if b.Len() != len(ether)+originLen {
-		t.Fatalf("an origin of %d bytes", b.Len()-len(ether))
-	}
-	b.WriteString("packet")
-	for cut := range b.Len() {
-		var o origin
-		frame, ok := takeOrigin(bytes.Clone(b.Bytes()[:cut]), &o)
-		if whole := cut >= len(ether)+originLen; ok != whole || ok && o != want {
-			t.Errorf("of %d bytes: %v, %+v", cut, ok, o)
-		} else if ok && string(frame[etherHeader:]) != "packet"[:cut-len(ether)-originLen] {
-			t.Errorf("of %d bytes is left %q", cut, frame)
-		}
-	}
-	var o origin
-	frame, _ := takeOrigin(b.Bytes(), &o)
-	if m, ok := readMeta(frame, 7); !ok || m.Origin || m.Ifindex != 9 {
-		t.Errorf("the frame goes back with %+v, %v", m, ok)
-	}
-}
-
-// What an origin says is said in the packet's own direction; addresses of two
-// families are nobody's.
-func TestDescribe(t *testing.T) {
-	addr := func(s string) flow.Addr { return flow.AddrFrom(netip.MustParseAddr(s)) }
-	o := origin{
-		Client: addr("10.0.0.1"), Service: addr("10.96.0.1"), Backend: addr("10.0.0.2"),
-		ClientPort: 40000, ServicePort: 80, BackendPort: 8080, Proto: flow.TCP, Flags: originNAT | originDNAT,
-	}
-	there := flow.Key{Src: o.Client, Dst: o.Backend, SrcPort: 40000, DstPort: 8080, Proto: flow.TCP}
-	service := flow.Service{Addr: o.Service, Port: 80}
-	for _, c := range []struct {
-		name string
-		o    origin
-		want dataplane.Packet
-	}{
-		{"to a backend", o, dataplane.Packet{Real: there, Service: service}},
-		{"from it", with(o, func(o *origin) { o.Flags |= originReply }), dataplane.Packet{Real: there.Reverse(), Reply: true, Service: service}},
-		{"masqueraded only", with(o, func(o *origin) { o.Flags = originNAT }), dataplane.Packet{Real: there}},
-		{"the host's own", with(o, func(o *origin) { o.Flags |= originHost }), dataplane.Packet{Real: there, FromHost: true, Service: service}},
-		{"the host's, not translated", origin{Flags: originHost}, dataplane.Packet{FromHost: true}},
-		{"masked", origin{Flags: originMasked}, dataplane.Packet{Masked: true}},
-		{"between families", with(o, func(o *origin) { o.Backend = addr("fd00::1") }), dataplane.Packet{Masked: true}},
-	} {
-		var p dataplane.Packet
-		c.o.describe(&p)
-		if !reflect.DeepEqual(p, c.want) {
-			t.Errorf("%s: %+v, want %+v", c.name, p, c.want)
-		}
-	}
-}
-
-func with(o origin, change func(*origin)) origin { change(&o); return o }
-
 func TestHasEntry(t *testing.T) {
 	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	key := func(p flow.Proto, dport uint16) flow.Key {
@@ -259,44 +136,5 @@ func TestHasEntry(t *testing.T) {
 		if got := hasEntry(&c.k); got != c.want {
 			t.Errorf("%v: %v, want %v", c.k, got, c.want)
 		}
-	}
-}
-
-func TestConfig(t *testing.T) {
-	var c Config
-	if err := c.fill(); err != nil {
-		t.Fatalf("the zero value: %v", err)
-	}
-	if c.Marks != DefaultMarks || c.FrameSize != 2048 || c.maxFrame() != 1792 {
-		t.Errorf("defaults: %+v", c)
-	}
-	if big := (Config{FrameSize: 4096}); big.maxFrame() > 4096-headroom {
-		t.Errorf("frames of %d bytes in buffers of 4096", big.maxFrame())
-	}
-	for name, c := range map[string]Config{
-		"frame size":     {FrameSize: 3000},
-		"ring":           {Ring: 100},
-		"small ring":     {Ring: 32},
-		"flow entries":   {FlowEntries: -1},
-		"alive time":     {AliveTime: 100 * time.Millisecond},
-		"upcall burst":   {UpcallBurst: -1},
-		"idle time":      {Timeouts: Timeouts{UDP: -1}},
-		"one mark twice": {Marks: Marks{Accept: 1, Fast: 2, Return: 2}},
-		"two bits":       {Marks: Marks{Accept: 3, Fast: 4, Return: 8}},
-		"no mark":        {Marks: Marks{Accept: 1, Fast: 2}},
-		"pattern":        {Devices: []string{"[veth"}},
-	} {
-		if err := c.fill(); err == nil {
-			t.Errorf("%s: accepted", name)
-		}
-	}
-	some := Config{Devices: []string{"veth*", "lxc?"}}
-	for name, want := range map[string]bool{"veth12": true, "lxc1": true, "lxc12": false, "eth0": false} {
-		if some.wants(name) != want {
-			t.Errorf("wants(%s) = %v", name, !want)
-		}
-	}
-	if !c.wants("eth0") {
-		t.Error("no pattern must mean every device")
 	}
 }

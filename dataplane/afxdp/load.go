@@ -35,6 +35,8 @@ type loadOptions struct {
 	noNAT  bool // do not even try what nat.h does; for tests
 	// adopted says that the upcall pair is that of the process which pinned the maps.
 	adopted bool
+	// probeGate finds out whether the kernel has the hooks that gate needs.
+	probeGate func() error
 }
 
 // loadPrograms loads the programs, with the maps that an earlier process pinned if
@@ -80,7 +82,7 @@ func (p *loaded) loadNAT(maps map[string]*ebpf.Map, o loadOptions) error {
 			return errors.New("switched off")
 		}
 		if o.strict {
-			if err := probeGate(); err != nil {
+			if err := o.probeGate(); err != nil {
 				return err
 			}
 		}

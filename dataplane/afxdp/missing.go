@@ -61,23 +61,3 @@ func oneLine(err error) error {
 	}
 	return errors.New(line)
 }
-
-// Facts says in a line how the backend works on this kernel, for operators.
-func (b *Backend) Facts() string {
-	way := "programs are attached by " + string(b.devices.hooks.mode)
-	switch limits := b.Limits(); {
-	case b.devices.hooks.mode == AttachXDPGeneric:
-		return way + ", which judges nothing"
-	case len(limits) > 0:
-		return way + "; " + limits[0]
-	}
-	return way + "; translated connections can be read"
-}
-
-// Limits says what the backend does not do on this kernel and does on others.
-func (b *Backend) Limits() []string {
-	if b.devices.hooks.mode == AttachXDPGeneric || b.objects.reads {
-		return nil
-	}
-	return []string{fmt.Sprintf("translated connections cannot be read: %v", b.objects.blind)}
-}

@@ -43,6 +43,13 @@ var pinnedMaps = map[string]string{
 // not tell.
 const layoutVersion = 1
 
+// Names of the upcall pair: packets leave the stack through UpcallStack and
+// reach the socket on UpcallSocket. Operators see them in "ip link".
+const (
+	UpcallStack  = "tw-uc0"
+	UpcallSocket = "tw-uc1"
+)
+
 // Names of the links' files.
 const (
 	pinUpcallXDP = "upcall-xdp"

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -243,69 +242,6 @@ func TestDefaultRing(t *testing.T) {
 	}
 }
 
-// A flow that counts has addresses that every later change is asked about, however
-// adding, forgetting and starting over meet.
-func TestRegistryIsComplete(t *testing.T) {
-	r := newRig(t, Config{Strict: true})
-	e := &r.backend.epoch
-	type flowOf struct {
-		addr       flow.Addr
-		generation uint64
-	}
-	const drivers, rounds = 3, 100
-	count := 0
-	for range rounds {
-		var flows [drivers][]flowOf
-		var adders sync.WaitGroup
-		var added atomic.Int64
-		var over atomic.Bool
-		for i := range flows {
-			adders.Go(func() {
-				for n := 0; !over.Load(); n++ {
-					if n >= 1<<17 { // starting over takes long here: go on, in less memory
-						time.Sleep(100 * time.Microsecond)
-					}
-					f := flowOf{generation: e.generation.Load()} // as settle does
-					at := n % 8000                               // most are known already, and not crowded
-					f.addr = flow.AddrFrom(netip.AddrFrom16([16]byte{0xfd, 7: byte(i), 8: byte(at >> 8), 15: byte(at)}))
-					e.addrs.add(&f.addr)
-					flows[i] = append(flows[i], f)
-					added.Add(1)
-				}
-			})
-		}
-		for added.Load() < 20_000 {
-			runtime.Gosched()
-		}
-		if err := e.restart(); err != nil {
-			t.Fatal(err)
-		}
-		for seen := added.Load(); added.Load() < seen+10; { // some count for sure
-			runtime.Gosched()
-		}
-		over.Store(true)
-		adders.Wait()
-		var floor uint64
-		if err := e.shared.floor.Get(&floor); err != nil {
-			t.Fatal(err)
-		}
-		for i := range flows {
-			for _, f := range flows[i] {
-				if f.generation < floor {
-					continue
-				}
-				count++
-				if !e.addrs.touched(uint32(cellOf(&f.addr)), dataplane.ChangeWithin(touching(f.addr))) {
-					t.Fatalf("a change about %v of generation %d (floor %d) would pass by", f.addr, f.generation, floor)
-				}
-			}
-		}
-	}
-	if count < 10*rounds {
-		t.Fatalf("only %d flows count", count)
-	}
-}
-
 // Workers that judge connections of one name at the same time, led to different
 // backends, leave entries that are about one of them.
 func TestVeiledEntriesAgree(t *testing.T) {
@@ -329,11 +265,11 @@ func TestVeiledEntriesAgree(t *testing.T) {
 		}
 		var p dataplane.Packet
 		d.origins[0], d.names[0] = o, name
-		o.describe(&p)
+		describeOrigin(&o, &p)
 		p.Headers.Key = p.Real
-		d.veiled.n, d.flows.n = 0, 0
+		d.entries.reset()
 		d.remember(&p, flowState{Generation: 1})
-		d.writeFlows()
+		d.entries.write()
 	}
 	for round := range 2000 {
 		var workers sync.WaitGroup
@@ -352,11 +288,11 @@ func TestVeiledEntriesAgree(t *testing.T) {
 	}
 	// Where one map cannot be written, the other does not speak for it.
 	d := backend.drivers[0]
-	closed, err := d.flows.m.Clone()
+	closed, err := d.entries.flows.m.Clone()
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.flows.m = closed
+	d.entries.flows.m = closed
 	closed.Close()
 	accept(d, backends[0])
 	var o origin

@@ -1,7 +1,6 @@
 package afxdp
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -33,16 +32,4 @@ func (d *driver) Reject(p *dataplane.Packet, answer []byte) error {
 	d.held[p.ID] = desc
 	d.answered |= 1 << p.ID
 	return nil
-}
-
-// answerMeta addresses an answer to a packet with metadata m: the destination is
-// whoever sent the packet, and the kernel side puts the source in.
-func answerMeta(frame []byte, m *meta, dev *deviceState, nonce uint8) {
-	flags, to := uint8(metaBase|metaAccept), &dev.Own
-	if !m.Egress {
-		flags, to = flags|metaEgress, &dev.Peer
-	}
-	copy(frame[:metaOffset], to[:])
-	frame[metaOffset], frame[metaOffset+1] = flags, nonce
-	binary.BigEndian.PutUint32(frame[metaOffset+2:metaEnd], uint32(m.Ifindex))
 }

@@ -94,18 +94,3 @@ func attempt(from *netlab.NS, network string, to netip.AddrPort) error {
 	}
 	return err
 }
-
-func TestAnswerMeta(t *testing.T) {
-	dev := deviceState{Own: [6]byte{2, 1, 1, 1, 1, 1}, Peer: [6]byte{2, 2, 2, 2, 2, 2}}
-	for _, egress := range []bool{false, true} {
-		frame := make([]byte, 64)
-		answerMeta(frame, &meta{Ifindex: 1 << 20, Egress: egress}, &dev, 7)
-		m, ok := readMeta(frame, 7)
-		if !ok || m.Ifindex != 1<<20 || m.Egress == egress || frame[metaOffset]&metaAccept == 0 {
-			t.Errorf("answer to a packet captured with egress %t has %+v", egress, m)
-		}
-		if want := map[bool][6]byte{false: dev.Peer, true: dev.Own}[egress]; [6]byte(frame[:6]) != want {
-			t.Errorf("answer to a packet captured with egress %t goes to %x", egress, frame[:6])
-		}
-	}
-}

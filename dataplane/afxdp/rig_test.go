@@ -197,7 +197,7 @@ func (r *rig) exits() int {
 
 // attached returns how many devices carry our programs.
 func (r *rig) attached() (n int) {
-	r.backend.thread.do(func() error { n = len(r.backend.devices.on); return nil })
+	r.backend.thread.do(func() error { n = r.backend.devices.attached(); return nil })
 	return n
 }
 

@@ -17,6 +17,10 @@ type room struct {
 	ring   uint64 // frames the ring holds
 }
 
+func newRoom(memory *ebpf.Memory, queue, ring int) room {
+	return room{memory: memory, queue: queue, ring: uint64(ring)}
+}
+
 // makeRoom tells the kernel side how many more frames the ring has room for. What
 // is more passes unjudged (Config.FailOpen).
 func (r *room) makeRoom(waiting int) {

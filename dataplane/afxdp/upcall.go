@@ -14,13 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Names of the upcall pair: packets leave the stack through UpcallStack and
-// reach the socket on UpcallSocket. Operators see them in "ip link".
-const (
-	UpcallStack  = "tw-uc0"
-	UpcallSocket = "tw-uc1"
-)
-
 // upcallAlias tells our pair from somebody else's devices of that name.
 const upcallAlias = "tierwall upcall pair"
 

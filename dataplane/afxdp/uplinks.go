@@ -98,7 +98,7 @@ func (u *uplinks) start(o *objects) error {
 	if err != nil {
 		return err
 	}
-	if err := spec.Variables["deny_time"].Set(uint64(u.config.DenyTime)); err != nil {
+	if err := spec.Variables["deny_time"].Set(uint64(u.config.denyTime)); err != nil {
 		return fmt.Errorf("set deny_time in the programs: %w", err)
 	}
 	u.prog, err = loadUplink(spec, o)
@@ -117,7 +117,7 @@ func (u *uplinks) stop() error {
 }
 
 // guardSpec reads the programs of bpf/guard.c and configures them.
-func (c *Config) guardSpec(mode Attach) (*ebpf.CollectionSpec, error) {
+func (c *options) guardSpec(mode Attach) (*ebpf.CollectionSpec, error) {
 	spec, err := loadGuard()
 	if err != nil {
 		return nil, fmt.Errorf("read the XDP programs: %w", err)
