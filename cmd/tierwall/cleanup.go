@@ -15,7 +15,8 @@ import (
 
 	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
-	"github.com/tierwall/tierwall/dataplane/afxdp"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
 )
 
@@ -153,11 +154,11 @@ func leftovers(pinPath string) ([]string, error) {
 			out = append(out, "device "+l.Name)
 		}
 	}
-	pins, err := afxdp.Pinned(pinPath)
+	pins, err := kern.Pinned(pinPath)
 	if err != nil {
 		return nil, err
 	}
-	filtered, err := afxdp.Filters()
+	filtered, err := attach.Filters()
 	if err != nil {
 		return nil, err
 	}

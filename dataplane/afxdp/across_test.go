@@ -16,6 +16,8 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -23,9 +25,9 @@ import (
 // went returns how many of the packets sent by f went across.
 func (r *rig) went(t testing.TB, f func()) uint64 {
 	t.Helper()
-	before := r.counter(t, countAcross)
+	before := r.counter(t, kern.CountAcross)
 	f()
-	return r.counter(t, countAcross) - before
+	return r.counter(t, kern.CountAcross) - before
 }
 
 // learn exchanges packets on an accepted flow until they go across.
@@ -98,13 +100,13 @@ func TestAcross(t *testing.T) {
 // A megabyte each way arrives intact, segmentation offload included, whatever hook
 // the programs are on.
 func TestLargeTransferAcross(t *testing.T) {
-	for _, attach := range []Attach{AttachTCX, AttachClsact} {
-		t.Run(string(attach), func(t *testing.T) { largeTransferAcross(t, attach) })
+	for _, mode := range []attach.Mode{attach.TCX, attach.Clsact} {
+		t.Run(string(mode), func(t *testing.T) { largeTransferAcross(t, mode) })
 	}
 }
 
-func largeTransferAcross(t *testing.T, attach Attach) {
-	r := newRig(t, Config{Strict: true, Accelerate: true, AttachConfig: AttachConfig{Attach: attach}})
+func largeTransferAcross(t *testing.T, mode attach.Mode) {
+	r := newRig(t, Config{Strict: true, Accelerate: true, AttachConfig: AttachConfig{Attach: mode}})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)
 	for _, addr := range []netip.Addr{b.Addr4, b.Addr6} {
@@ -363,7 +365,7 @@ func TestDestinationMoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	nstest.Eventually(t, "the guard knows", func() bool {
-		var owner localPod
+		var owner kern.LocalPod
 		err := r.backend.objects.LocalPods.Lookup(flow.AddrFrom(b.Addr4), &owner)
 		return err == nil && int(owner.Ifindex) == to.Attrs().Index
 	})
@@ -436,12 +438,12 @@ func TestNotAccelerated(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%d packets went across", n)
 	}
-	for id, want := range map[int]uint32{3: deviceOpen, 0: deviceOpen, -1: 0} {
+	for id, want := range map[int]uint32{3: kern.DeviceOpen, 0: kern.DeviceOpen, -1: 0} {
 		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{NetNsID: id}}
-		if got := flagsOf(l, false); got != want {
+		if got := attach.FlagsOf(l, false); got != want {
 			t.Errorf("peer in namespace %d: flags %#x, want %#x", id, got, want)
 		}
-		if got := flagsOf(l, true); got != 0 {
+		if got := attach.FlagsOf(l, true); got != 0 {
 			t.Errorf("shaped device: flags %#x", got)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -64,7 +65,7 @@ func TestConnectivity(t *testing.T) {
 	if s := r.backend.Stats(); s.Overflow != 0 || s.Upcalls == 0 || s.Bypassed == 0 {
 		t.Errorf("stats: %+v", s)
 	}
-	if n := r.counter(t, countStray); n != 0 {
+	if n := r.counter(t, kern.CountStray); n != 0 {
 		t.Errorf("%d stray frames on the upcall pair", n)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -77,7 +78,7 @@ func TestUnknownPodsAreHeld(t *testing.T) {
 			}
 			held := uint64(0)
 			for deadline := time.Now().Add(nstest.Timeout); held < pods*packets*2 && time.Now().Before(deadline); {
-				held = r.counter(t, countUnknown)
+				held = r.counter(t, kern.CountUnknown)
 			}
 			if held != pods*packets*2 {
 				t.Errorf("%d packets dropped as unknown, want %d", held, pods*packets*2)
@@ -110,7 +111,7 @@ func TestUnknownPodsPassInOpenMode(t *testing.T) {
 	a := r.AddPod(t, "a")
 	nstest.Eventually(t, "the device is attached", func() bool { return r.attached() == 1 })
 	nstest.Reach(t, a.NS, "udp", nstest.Echo(t, r.Outside, "udp", r.Outside4, closedPort).Addr)
-	if r.counter(t, countForeign) == 0 || r.counter(t, countUnknown) != 0 {
+	if r.counter(t, kern.CountForeign) == 0 || r.counter(t, kern.CountUnknown) != 0 {
 		t.Error("the packets are not counted as somebody else's business")
 	}
 }
@@ -175,22 +176,22 @@ func TestForgedSource(t *testing.T) {
 			if err := a.NS.Addr(netlab.PodDevice, netip.PrefixFrom(c.forged, c.forged.BitLen())); err != nil {
 				t.Fatal(err)
 			}
-			before, seen := r.counter(t, countForged), r.counter(t, countUpcall)+r.counter(t, countHit)+r.counter(t, countUnknown)
+			before, seen := r.counter(t, kern.CountForged), r.counter(t, kern.CountUpcall)+r.counter(t, kern.CountHit)+r.counter(t, kern.CountUnknown)
 			conn := dialFrom(t, a.NS, netip.AddrPortFrom(c.forged, 4444), s.Addr)
 			if _, err := conn.Write([]byte("forged")); err != nil {
 				t.Fatal(err)
 			}
 			if allow {
 				nstest.Eventually(t, "the packet is judged", func() bool {
-					return r.counter(t, countUpcall)+r.counter(t, countHit)+r.counter(t, countUnknown) > seen
+					return r.counter(t, kern.CountUpcall)+r.counter(t, kern.CountHit)+r.counter(t, kern.CountUnknown) > seen
 				})
-				if n := r.counter(t, countForged); n != 0 {
+				if n := r.counter(t, kern.CountForged); n != 0 {
 					t.Errorf("%d packets dropped as forged, although that is allowed", n)
 				}
 				continue
 			}
 			nstest.Eventually(t, fmt.Sprint("the packet from ", c.forged, " is dropped and counted"), func() bool {
-				return r.counter(t, countForged) == before+1
+				return r.counter(t, kern.CountForged) == before+1
 			})
 			exchange(t, dialFrom(t, a.NS, netip.AddrPortFrom(c.own, 0), s.Addr)) // the pod itself is well
 		}

@@ -16,6 +16,10 @@ import (
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/flows"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
+	"github.com/tierwall/tierwall/dataplane/afxdp/upcall"
 )
 
 // Backend implements dataplane.Backend. See the package comment.
@@ -24,21 +28,21 @@ type Backend struct {
 	log     *slog.Logger
 	drivers []*driver // by queue; none with AttachXDPGeneric
 
-	epoch epoch // which flows the kernel side remembers still count
-	heir  heir  // of what an earlier process accepted
-	heart heart // that we are alive
+	epoch flows.Epoch    // which flows the kernel side remembers still count
+	heir  flows.Takeover // of what an earlier process accepted
+	heart heart          // that we are alive
 
 	// Everything below is used on the namespace thread only.
 	thread   *nsThread
 	nl       *netlink.Handle
 	lock     int // file descriptor, see lockNamespace
-	pins     pins
-	objects  loaded
+	pins     kern.Pins
+	objects  kern.Loaded
 	released bool // what an earlier process pinned has been removed
 	begun    bool // there was an Update: who the pods are is known
-	pair     *upcallPair
-	devices  *devices
-	base     [numCounters]uint64 // counted before our time
+	pair     *upcall.Pair
+	devices  *attach.Devices
+	base     [kern.NumCounters]uint64 // counted before our time
 	reported drops
 	final    dataplane.BackendStats // set by Close
 	closed   bool
@@ -57,7 +61,7 @@ func New(c Config) (*Backend, error) {
 	if err := c.fill(); err != nil {
 		return nil, err
 	}
-	if err := supportedMachine(); err != nil && c.Attach != AttachXDPGeneric {
+	if err := supportedMachine(); err != nil && c.Attach != attach.XDPGeneric {
 		return nil, err
 	}
 	// Kernels before 5.11 charge maps to this limit; later ones ignore it.
@@ -97,22 +101,22 @@ func (b *Backend) open() (err error) {
 	if b.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open netlink: %w", err)
 	}
-	if b.pins, err = openPins(b.config.PinPath); err != nil {
+	if b.pins, err = kern.OpenPins(b.config.PinPath); err != nil {
 		return err
 	}
-	b.devices = newDevices(b.config.options(), b.nl, b.pins)
-	if b.config.Attach == AttachXDPGeneric {
+	b.devices = attach.NewDevices(b.config.options(), b.nl, b.pins)
+	if b.config.Attach == attach.XDPGeneric {
 		return b.openGuard()
 	}
 	maxFrame := b.config.maxFrame()
-	if b.pair, err = openUpcallPair(b.nl, b.pins, maxFrame-etherHeader, b.config.Queues); err != nil {
+	if b.pair, err = upcall.OpenPair(b.nl, b.pins, maxFrame-kern.EtherHeader, b.config.Queues); err != nil {
 		return err
 	}
-	if err := b.devices.choose(b.pair.stack); err != nil {
+	if err := b.devices.Choose(b.pair.Stack); err != nil {
 		return err
 	}
-	if b.devices.mode() == AttachXDPGeneric {
-		err := b.pair.close(false)
+	if b.devices.Mode() == attach.XDPGeneric {
+		err := b.pair.Close(false)
 		b.pair = nil
 		return errors.Join(err, b.openGuard())
 	}
@@ -120,14 +124,14 @@ func (b *Backend) open() (err error) {
 		return err
 	}
 	b.config.reportAccelerate()
-	if err := b.devices.openGate(&b.objects); err != nil {
+	if err := b.devices.OpenGate(&b.objects); err != nil {
 		return err
 	}
 	nonce, err := b.begin()
 	if err != nil {
 		return err
 	}
-	if err := b.pair.start(&b.objects.podObjects, b.devices.mode()); err != nil {
+	if err := b.pair.Start(&b.objects.PodObjects, b.devices.Mode()); err != nil {
 		return err
 	}
 	for queue := range b.config.Queues {
@@ -135,40 +139,40 @@ func (b *Backend) open() (err error) {
 			return err
 		}
 	}
-	return b.startDevices(pairEnds{b.pair.stack.Attrs().Index, b.pair.socket.Attrs().Index})
+	return b.startDevices(attach.PairEnds{Stack: b.pair.Stack.Attrs().Index, Socket: b.pair.Socket.Attrs().Index})
 }
 
 // openGuard starts what there is without upcalls.
 func (b *Backend) openGuard() (err error) {
 	if b.config.Accelerate {
-		b.log.Warn("accelerate is ignored: these programs judge nothing", "attach", AttachXDPGeneric)
+		b.log.Warn("accelerate is ignored: these programs judge nothing", "attach", attach.XDPGeneric)
 	}
-	if b.objects, err = b.devices.loadAlone(); err != nil {
+	if b.objects, err = b.devices.LoadAlone(); err != nil {
 		return err
 	}
-	return b.startDevices(pairEnds{})
+	return b.startDevices(attach.PairEnds{})
 }
 
-func (b *Backend) startDevices(pair pairEnds) error {
-	b.heir = heir{
-		objects: &b.objects, epoch: &b.epoch, idle: b.config.Timeouts.of, strict: b.config.Strict,
-		isHost: b.devices.host.IsHost, log: b.log,
+func (b *Backend) startDevices(pair attach.PairEnds) error {
+	b.heir = flows.Takeover{
+		Objects: &b.objects, Epoch: &b.epoch, Idle: b.config.Timeouts.of, Strict: b.config.Strict,
+		IsHost: b.devices.Host.IsHost, Log: b.log,
 	}
-	return b.devices.start(&b.objects, pair, func(c dataplane.Change) error { return b.epoch.advance(c, nil) })
+	return b.devices.Start(&b.objects, pair, func(c dataplane.Change) error { return b.epoch.Advance(c, nil) })
 }
 
 // openQueue makes the driver of a queue of the upcall pair.
 func (b *Backend) openQueue(queue int, nonce uint8) error {
-	sock, err := openSocket(b.pair.socket.Attrs().Index, queue, b.config.FrameSize, b.config.Ring)
+	sock, err := upcall.OpenSocket(b.pair.Socket.Attrs().Index, queue, b.config.FrameSize, b.config.Ring)
 	if err != nil {
 		return err
 	}
 	d, err := newDriver(sock, b, queue, nonce)
 	if err != nil {
-		return errors.Join(err, sock.close())
+		return errors.Join(err, sock.Close())
 	}
 	b.drivers = append(b.drivers, d)
-	if err := b.objects.Sockets.Put(uint32(queue), uint32(sock.xsk.FD())); err != nil {
+	if err := b.objects.Sockets.Put(uint32(queue), uint32(sock.XSK.FD())); err != nil {
 		return fmt.Errorf("give a socket to the upcall pair: %w", err)
 	}
 	return nil
@@ -176,9 +180,9 @@ func (b *Backend) openQueue(queue int, nonce uint8) error {
 
 // waitForNamespace takes the lock, with patience for a daemon that is stopping.
 func waitForNamespace() (fd int, err error) {
-	deadline := time.Now().Add(bindPatience)
+	deadline := time.Now().Add(upcall.BindPatience)
 	for {
-		if fd, err = lockNamespace(); !errors.Is(err, errRunning) || time.Now().After(deadline) {
+		if fd, err = kern.LockNamespace(); !errors.Is(err, kern.ErrRunning) || time.Now().After(deadline) {
 			return fd, err
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -187,16 +191,16 @@ func waitForNamespace() (fd int, err error) {
 
 // begin takes over what an earlier process left in the maps.
 func (b *Backend) begin() (nonce uint8, err error) {
-	if err := b.epoch.adopt(b.objects.FlowMarks()); err != nil {
+	if err := b.epoch.Adopt(b.objects.FlowMarks()); err != nil {
 		return 0, err
 	}
 	for i := range b.base {
 		b.base[i] = b.count(uint32(i))
 	}
-	b.devices.adopted = b.pins.devices()
-	if len(b.devices.adopted) > 0 {
-		b.log.Info("taking over from an earlier run", "devices", len(b.devices.adopted), "generation", b.epoch.current(),
-			"droppedWithoutDaemon", b.base[countAloneDrop]+b.base[countUnheard])
+	b.devices.Adopted = b.pins.Devices()
+	if len(b.devices.Adopted) > 0 {
+		b.log.Info("taking over from an earlier run", "devices", len(b.devices.Adopted), "generation", b.epoch.Current(),
+			"droppedWithoutDaemon", b.base[kern.CountAloneDrop]+b.base[kern.CountUnheard])
 	}
 	var n uint32
 	if err := b.objects.Nonce.Get(&n); err != nil {
@@ -213,7 +217,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 
 // load puts the programs into the kernel with the configuration as constants.
 func (b *Backend) load(maxFrame int) error {
-	spec, err := loadPod()
+	spec, err := kern.LoadPod()
 	if err != nil {
 		return fmt.Errorf("read the programs: %w", err)
 	}
@@ -228,7 +232,7 @@ func (b *Backend) load(maxFrame int) error {
 	t := b.config.Timeouts
 	cost, credit := b.config.upcallLimit()
 	for name, value := range map[string]any{
-		"upcall_ifindex": uint32(b.pair.stack.Attrs().Index),
+		"upcall_ifindex": uint32(b.pair.Stack.Attrs().Index),
 		"queues":         uint32(b.config.Queues),
 		"max_frame":      uint32(maxFrame),
 		"mark_accept":    b.config.Marks.Accept,
@@ -251,13 +255,13 @@ func (b *Backend) load(maxFrame int) error {
 			return fmt.Errorf("set %s in the programs: %w", name, err)
 		}
 	}
-	if err := b.devices.configure(spec); err != nil {
+	if err := b.devices.Configure(spec); err != nil {
 		return err
 	}
-	b.objects, err = loadPrograms(spec, b.pins, loadOptions{strict: b.config.Strict, noNAT: b.config.noNAT, adopted: b.pair.adopted, probeGate: probeGate})
-	if err == nil && b.objects.blind != nil {
+	b.objects, err = kern.Load(spec, b.pins, kern.LoadOptions{Strict: b.config.Strict, NoNAT: b.config.noNAT, Adopted: b.pair.Adopted, ProbeGate: attach.ProbeGate})
+	if err == nil && b.objects.Blind != nil {
 		b.log.Warn("translated connections cannot be read: who is masqueraded counts as unknown, and Services are judged by their addresses where there is no later hook",
-			"reason", b.objects.blind)
+			"reason", b.objects.Blind)
 	}
 	return err
 }
@@ -299,25 +303,25 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 		}
 		b.begun = true
 		// What is not ours any more goes whatever keeps a device from being ours.
-		err := errors.Join(b.devices.update(locals, cidrs), b.release())
-		b.devices.tookChanges() // a generation begins anyway
-		if len(b.drivers) == 0 {      // nothing is remembered
+		err := errors.Join(b.devices.Update(locals, cidrs), b.release())
+		b.devices.TookChanges()  // a generation begins anyway
+		if len(b.drivers) == 0 { // nothing is remembered
 			return err
 		}
-		return errors.Join(err, b.epoch.advance(c, b.heir.inherit()))
+		return errors.Join(err, b.epoch.Advance(c, b.heir.Renewal()))
 	})
 }
 
 // release takes off what an earlier process left on devices that are none of ours.
 func (b *Backend) release() error {
-	if b.devices.mode() != AttachXDPGeneric {
-		return b.devices.release()
+	if b.devices.Mode() != attach.XDPGeneric {
+		return b.devices.Release()
 	}
 	if b.released {
 		return nil
 	}
 	b.released = true
-	return errors.Join(b.pins.removeAll(), removeUpcallPair(b.nl))
+	return errors.Join(b.pins.RemoveAll(), upcall.RemovePair(b.nl))
 }
 
 // follow attaches to devices that appear between updates and releases those that
@@ -330,25 +334,25 @@ func (b *Backend) follow() {
 	for {
 		patience := time.Duration(-1)
 		if pending {
-			patience = max(0, settleTime-time.Since(last))
+			patience = max(0, attach.SettleTime-time.Since(last))
 		}
-		if !b.devices.wait(patience) {
+		if !b.devices.Wait(patience) {
 			return
 		}
 		err := b.thread.do(func() error {
 			if b.closed {
 				return nil
 			}
-			stale, err := b.devices.follow()
+			stale, err := b.devices.Follow()
 			// Before the first Update no device is known to be a pod's: those that an
 			// earlier run's programs guard would lose them.
 			pending = stale && b.begun
-			if pending && time.Since(last) >= settleTime {
-				err = errors.Join(err, b.devices.refresh())
+			if pending && time.Since(last) >= attach.SettleTime {
+				err = errors.Join(err, b.devices.Refresh())
 				pending, last = false, time.Now()
 			}
-			if b.devices.tookChanges() && len(b.drivers) > 0 {
-				err = errors.Join(err, b.epoch.renew())
+			if b.devices.TookChanges() && len(b.drivers) > 0 {
+				err = errors.Join(err, b.epoch.Renew())
 			}
 			return err
 		})
@@ -361,13 +365,13 @@ func (b *Backend) follow() {
 // Unjudged lists devices of pods that our programs could not be put on, where nobody
 // else judges their packets: all of them without a later hook, and ports of a bridge. Any
 // goroutine may call it.
-func (b *Backend) Unjudged() (devices []string, why error) { return b.devices.unjudged() }
+func (b *Backend) Unjudged() (devices []string, why error) { return b.devices.Unjudged() }
 
 // Facts says in a line how the backend works on this kernel, for operators.
 func (b *Backend) Facts() string {
-	way := "programs are attached by " + string(b.devices.mode())
+	way := "programs are attached by " + string(b.devices.Mode())
 	switch limits := b.Limits(); {
-	case b.devices.mode() == AttachXDPGeneric:
+	case b.devices.Mode() == attach.XDPGeneric:
 		return way + ", which judges nothing"
 	case len(limits) > 0:
 		return way + "; " + limits[0]
@@ -377,11 +381,11 @@ func (b *Backend) Facts() string {
 
 // Limits says what the backend does not do on this kernel and does on others.
 func (b *Backend) Limits() []string {
-	if b.devices.mode() == AttachXDPGeneric || b.objects.reads {
+	if b.devices.Mode() == attach.XDPGeneric || b.objects.Reads {
 		return nil
 	}
-	return []string{fmt.Sprintf("translated connections cannot be read: %v", b.objects.blind)}
+	return []string{fmt.Sprintf("translated connections cannot be read: %v", b.objects.Blind)}
 }
 
 // Inherit implements dataplane.Heir.
-func (b *Backend) Inherit(judge func(*dataplane.Inherited) bool) { b.heir.judge = judge }
+func (b *Backend) Inherit(judge func(*dataplane.Inherited) bool) { b.heir.Judge = judge }

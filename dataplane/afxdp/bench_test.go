@@ -16,6 +16,7 @@ import (
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 	"github.com/tierwall/tierwall/dataplane/packet"
@@ -88,7 +89,7 @@ func BenchmarkUpcall(b *testing.B) {
 	b.ResetTimer()
 	for done := 0; done < b.N; {
 		if sent > 0 && sent%ports == 0 { // they start over
-			if err := backend.epoch.advance(dataplane.Change{}, nil); err != nil {
+			if err := backend.epoch.Advance(dataplane.Change{}, nil); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -133,7 +134,7 @@ func BenchmarkForward(b *testing.B) {
 				r.update(b, from, to)
 				send(openPort)
 				deadline := time.Now().Add(nstest.Timeout)
-				for r.counter(b, countReturned) == 0 && time.Now().Before(deadline) {
+				for r.counter(b, kern.CountReturned) == 0 && time.Now().Before(deadline) {
 					time.Sleep(time.Millisecond)
 				}
 			}
@@ -184,8 +185,8 @@ func BenchmarkProgram(b *testing.B) {
 	if p := packet.ParseEthernet(frame, &h); p != packet.OK {
 		b.Fatal(p)
 	}
-	name, _ := makeFlowKey(&h.Key)
-	k.put("flows", name, flowState{Generation: 1, Last: coarseNow() + 1e15})
+	name, _ := kern.MakeFlowKey(&h.Key)
+	k.put("flows", name, kern.FlowState{Generation: 1, Last: kern.Now() + 1e15})
 	for _, c := range []struct {
 		name, program string
 		mark          uint32
@@ -231,10 +232,10 @@ func BenchmarkInherit(b *testing.B) {
 	for i := range flows {
 		client := netip.AddrFrom4([4]byte{192, 168, byte(i >> 6), byte(i)})
 		k := flow.MakeKey(flow.TCP, netip.AddrPortFrom(client, uint16(1024+i%50_000)), netip.AddrPortFrom(subject, 80))
-		f, back := makeFlowKey(&k)
-		s := flowState{Generation: 1, Last: coarseNow(), Cell: [2]uint16{cellOf(&k.Src), cellOf(&k.Dst)}}
+		f, back := kern.MakeFlowKey(&k)
+		s := kern.FlowState{Generation: 1, Last: kern.Now(), Cell: [2]uint16{kern.CellOf(&k.Src), kern.CellOf(&k.Dst)}}
 		if back {
-			s.Flags = flowBack
+			s.Flags = kern.FlowBack
 		}
 		if err := backend.objects.Flows.Put(&f, &s); err != nil {
 			b.Fatal(err)
@@ -247,9 +248,9 @@ func BenchmarkInherit(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/flows, "ns/flow")
-	n, g := 0, backend.epoch.current()
-	var k flowKey
-	var s flowState
+	n, g := 0, backend.epoch.Current()
+	var k kern.FlowKey
+	var s kern.FlowState
 	for it := backend.objects.Flows.Iterate(); it.Next(&k, &s); {
 		if s.Generation == g {
 			n++

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -130,7 +131,7 @@ func TestBridgedPods(t *testing.T) {
 					}
 				}
 			}
-			if n := r.counter(t, countStray); n != 0 {
+			if n := r.counter(t, kern.CountStray); n != 0 {
 				t.Errorf("%d stray frames on the upcall pair", n)
 			}
 		})
@@ -173,11 +174,11 @@ func TestBridgedFragmentsAreDropped(t *testing.T) {
 	s := nstest.Echo(t, b.NS, "udp", b.Addr4, openPort)
 	c := dial(t, a.NS, "udp", s.Addr)
 	exchange(t, c)
-	before := r.counter(t, countDrop)
+	before := r.counter(t, kern.CountDrop)
 	if err := netlab.Exchange(c, make([]byte, 4000), nstest.Blocked); err == nil {
 		t.Error("fragments passed between ports of a bridge")
 	}
-	if n := r.counter(t, countDrop) - before; n != 3 {
+	if n := r.counter(t, kern.CountDrop) - before; n != 3 {
 		t.Errorf("%d packets dropped, want the 3 fragments", n)
 	}
 }
@@ -191,8 +192,8 @@ func TestBridgedForgedAndUnknown(t *testing.T) {
 	r.know(t, b)
 	s := nstest.Echo(t, b.NS, "udp", b.Addr4, openPort)
 	nstest.Unreachable(t, a.NS, "udp", s.Addr)
-	if r.counter(t, countUnknown) == 0 || s.Seen() != 0 {
-		t.Errorf("an unknown pod's packets: %d dropped, %d arrived", r.counter(t, countUnknown), s.Seen())
+	if r.counter(t, kern.CountUnknown) == 0 || s.Seen() != 0 {
+		t.Errorf("an unknown pod's packets: %d dropped, %d arrived", r.counter(t, kern.CountUnknown), s.Seen())
 	}
 	r.know(t, a, b)
 	nstest.Reach(t, a.NS, "udp", s.Addr)
@@ -207,7 +208,7 @@ func TestBridgedForgedAndUnknown(t *testing.T) {
 	if _, err := c.Write([]byte("forged")); err != nil {
 		t.Fatal(err)
 	}
-	nstest.Eventually(t, "the packet is dropped and counted", func() bool { return r.counter(t, countForged) == 1 })
+	nstest.Eventually(t, "the packet is dropped and counted", func() bool { return r.counter(t, kern.CountForged) == 1 })
 	nstest.Reach(t, victim.NS, "udp", s.Addr)
 	if n := s.Seen() - seen; n != 1 {
 		t.Errorf("%d packets arrived, want the victim's own", n)
@@ -249,7 +250,7 @@ func TestBridgedForgedNeighbour(t *testing.T) {
 	a, b, victim := addBridged(t, r.Node, "a"), addBridged(t, r.Node, "b"), addBridged(t, r.Node, "victim")
 	r.know(t, a, b, victim)
 	for _, addr := range []netip.Addr{victim.Addr4, victim.Addr6} {
-		before := r.counter(t, countForged)
+		before := r.counter(t, kern.CountForged)
 		// Taking an address with the plain system call makes Linux tell nobody;
 		// asking for a neighbour in its name does.
 		if err := a.NS.Addr(netlab.PodDevice, netip.PrefixFrom(addr, addr.BitLen())); err != nil {
@@ -263,7 +264,7 @@ func TestBridgedForgedNeighbour(t *testing.T) {
 		// in its name; a would answer.
 		c := dialFrom(t, a.NS, netip.AddrPortFrom(addr, 4444), netip.AddrPortFrom(to, openPort))
 		c.Write([]byte("hello"))
-		nstest.Eventually(t, "something forged is dropped", func() bool { return r.counter(t, countForged) > before })
+		nstest.Eventually(t, "something forged is dropped", func() bool { return r.counter(t, kern.CountForged) > before })
 	}
 	s := nstest.Echo(t, b.NS, "udp", b.Addr4, openPort)
 	nstest.Reach(t, victim.NS, "udp", s.Addr)

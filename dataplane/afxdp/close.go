@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
+	"github.com/tierwall/tierwall/dataplane/afxdp/upcall"
 )
 
 // Bounds of Drain: how long it waits in all, and how long nothing must have moved.
@@ -31,7 +34,7 @@ func (b *Backend) Drain() error {
 	began := time.Now()
 	for busy := began; time.Since(busy) < drainStill; time.Sleep(time.Millisecond) {
 		err := b.thread.do(func() error {
-			now = [2]uint64{b.count(countUpcall), b.count(countReceived)}
+			now = [2]uint64{b.count(kern.CountUpcall), b.count(kern.CountReceived)}
 			return nil
 		})
 		if err != nil {
@@ -70,7 +73,7 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.watching.Wait()
-	err = errors.Join(err, b.devices.closeWatch())
+	err = errors.Join(err, b.devices.CloseWatch())
 	b.thread.stop()
 	return err
 }
@@ -83,12 +86,12 @@ func (b *Backend) shut() error {
 	b.closed = true
 	var errs []error
 	// What was taken over stays even if we came no further.
-	pinned := b.pins.dir != "" && (len(b.drivers) > 0 || b.pair != nil && b.pair.adopted)
+	pinned := b.pins.Dir != "" && (len(b.drivers) > 0 || b.pair != nil && b.pair.Adopted)
 	if pinned {
 		errs = append(errs, b.heart.stop())
 	}
 	if b.devices != nil {
-		errs = append(errs, b.devices.close(pinned))
+		errs = append(errs, b.devices.Close(pinned))
 	}
 	if b.objects.Counters != nil {
 		b.final = b.stats()
@@ -106,9 +109,9 @@ func (b *Backend) shut() error {
 		}
 	}
 	if b.pair != nil {
-		errs = append(errs, b.pair.close(pinned))
+		errs = append(errs, b.pair.Close(pinned))
 	}
-	errs = append(errs, b.objects.close())
+	errs = append(errs, b.objects.Close())
 	if b.nl != nil {
 		b.nl.Close()
 	}
@@ -123,7 +126,7 @@ func (b *Backend) shut() error {
 // upcall pair; and what is pinned there for namespaces that have ended. It fails if
 // another process is at work here.
 func Cleanup(pinPath string) error {
-	lock, err := lockNamespace()
+	lock, err := kern.LockNamespace()
 	if err != nil {
 		return err
 	}
@@ -135,15 +138,7 @@ func Cleanup(pinPath string) error {
 	defer nl.Close()
 	var errs []error
 	if pinPath != "" {
-		dir, err := namespaceDir(pinPath)
-		if !errors.Is(err, unix.ENOPROTOOPT) { // before Linux 5.14 nothing can be pinned
-			errs = append(errs, err)
-		}
-		if err == nil {
-			// Those of namespaces that have ended are nobody's.
-			errs = append(errs, pins{dir}.removeAll(), sweep(pinPath, dir))
-			_ = os.Remove(pinPath) // not empty: another namespace's daemon has pins
-		}
+		errs = append(errs, kern.Unpin(pinPath))
 	}
-	return errors.Join(append(errs, removeUpcallPair(nl), removeAllFilters(nl))...)
+	return errors.Join(append(errs, upcall.RemovePair(nl), attach.RemoveAllFilters(nl))...)
 }

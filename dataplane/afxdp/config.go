@@ -11,7 +11,12 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 )
+
+// AttachConfig says which devices get programs and how.
+type AttachConfig = attach.Config
 
 // Config tunes a Backend. The zero value is what a node with a later hook uses.
 type Config struct {
@@ -140,7 +145,7 @@ const headroom = 256
 const maxMTU = 3498
 
 // maxFrame is the largest frame an upcall can carry.
-func (c *Config) maxFrame() int { return min(c.FrameSize-headroom, maxMTU+etherHeader) }
+func (c *Config) maxFrame() int { return min(c.FrameSize-headroom, maxMTU+kern.EtherHeader) }
 
 func (c *Config) fill() error {
 	def := func(v *int, d int) {
@@ -174,7 +179,7 @@ func (c *Config) fill() error {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if err := errors.Join(c.AttachConfig.fill(c.Strict), c.check()); err != nil {
+	if err := errors.Join(c.AttachConfig.Fill(c.Strict), c.check()); err != nil {
 		return fmt.Errorf("afxdp configuration: %w", err)
 	}
 	return nil
@@ -186,8 +191,8 @@ func (c *Config) check() error {
 	if c.FrameSize != 2048 && c.FrameSize != 4096 {
 		bad("frame size %d: want 2048 or 4096", c.FrameSize)
 	}
-	if c.Queues < 1 || c.Queues > MaxQueues {
-		bad("%d queues: want 1 to %d", c.Queues, MaxQueues)
+	if c.Queues < 1 || c.Queues > kern.MaxQueues {
+		bad("%d queues: want 1 to %d", c.Queues, kern.MaxQueues)
 	}
 	if c.Ring < 2*dataplane.BatchSize || c.Ring > 1<<16 || c.Ring&(c.Ring-1) != 0 {
 		bad("ring %d: want a power of two from %d to 65536", c.Ring, 2*dataplane.BatchSize)
@@ -250,9 +255,9 @@ func (c *Config) upcallLimit() (cost, credit uint64) {
 }
 
 // options is the part of the configuration that decides where programs go.
-func (c *Config) options() *options {
-	return &options{
-		AttachConfig: c.AttachConfig, strict: c.Strict, accelerate: c.Accelerate, patterns: c.Devices,
-		maxMTU: c.maxFrame() - etherHeader, denyTime: c.DenyTime, log: c.Logger,
+func (c *Config) options() *attach.Options {
+	return &attach.Options{
+		Config: c.AttachConfig, Strict: c.Strict, Accelerate: c.Accelerate, Patterns: c.Devices,
+		MaxMTU: c.maxFrame() - kern.EtherHeader, DenyTime: c.DenyTime, Log: c.Logger,
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/classifier/rule"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -267,9 +268,9 @@ func directionsOnTwoQueues(t *testing.T, forget bool) {
 func forgetFlows(t *testing.T, b *Backend) {
 	t.Helper()
 	if err := b.thread.do(func() error {
-		var k flowKey
-		var s flowState
-		var all []flowKey
+		var k kern.FlowKey
+		var s kern.FlowState
+		var all []kern.FlowKey
 		each := b.objects.Flows.Iterate()
 		for each.Next(&k, &s) {
 			all = append(all, k)

@@ -12,6 +12,10 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/flows"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
+	"github.com/tierwall/tierwall/dataplane/afxdp/upcall"
 	"github.com/tierwall/tierwall/dataplane/afxdp/xsk"
 	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
@@ -26,7 +30,7 @@ var errGone = errors.New("afxdp: the upcall pair is gone; restart the backend")
 // goroutine and own every field up to mu; a packet's Frame points into the
 // socket's buffers from Recv to the end of Apply.
 type driver struct {
-	sock  *socket
+	sock  *upcall.Socket
 	queue int
 	wait  int // how long an idle Recv sleeps, ms
 	nonce uint8
@@ -34,32 +38,32 @@ type driver struct {
 
 	held [dataplane.BatchSize]xsk.Desc // the batch between Recv and Apply
 	n    int                           // of them
-	meta [dataplane.BatchSize]meta
+	meta [dataplane.BatchSize]upcall.Meta
 	// answered is a bit per ID: the buffer holds the answer to a dropped packet.
-	answered    uint32
-	devices     *ebpf.Map
-	*hostSet    // the backend's
-	*tunnel.Set // the backend's
-	tx          [dataplane.BatchSize]xsk.Desc
-	free        [dataplane.BatchSize]xsk.Desc
-	poll        [2]unix.PollFd
-	gone        bool // the upcall pair was removed
+	answered        uint32
+	devices         *ebpf.Map
+	*attach.HostSet // the backend's
+	*tunnel.Set     // the backend's
+	tx              [dataplane.BatchSize]xsk.Desc
+	free            [dataplane.BatchSize]xsk.Desc
+	poll            [2]unix.PollFd
+	gone            bool // the upcall pair was removed
 
-	entries entries
+	entries flows.Entries
 	// Of packets whose addresses are translated: see origin.go.
-	origins [dataplane.BatchSize]origin
+	origins [dataplane.BatchSize]kern.Origin
 	names   [dataplane.BatchSize]flow.Key
 	onward  bool // what is deferred is seen again where it leaves
 	reads   bool // the connection of a packet to a pod can be read
 
-	epoch     *epoch
+	epoch     *flows.Epoch
 	heart     *heart
 	home      home          // where the worker runs
 	patience  int           // how often Recv yields the CPU before it sleeps
 	beaten    uint64        // when the last sign of life was given
 	caughtUp  atomic.Bool   // what waited for the worker at the start is in its hands
 	inHand    atomic.Int64  // frames between Recv and the end of Apply
-	room      room          // tells the kernel side what the ring has room for
+	room      upcall.Credit // tells the kernel side what the ring has room for
 	waiting   int           // packets left in the ring when the batch was taken
 	forgotten atomic.Uint64 // accepted packets whose flow could not be written
 	overflow  atomic.Uint64 // accepted packets the transmit ring or an upcall had no room for
@@ -81,15 +85,15 @@ var (
 	_ dataplane.Bound        = (*driver)(nil)
 )
 
-func newDriver(sock *socket, b *Backend, queue int, nonce uint8) (*driver, error) {
+func newDriver(sock *upcall.Socket, b *Backend, queue int, nonce uint8) (*driver, error) {
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("create an eventfd: %w", err)
 	}
 	d := &driver{
 		sock: sock, queue: queue, wait: b.config.recvWait(), nonce: nonce, final: b.config.Strict,
-		devices: b.objects.Devices, hostSet: &b.devices.host, Set: &b.devices.tunnels, epoch: &b.epoch, heart: &b.heart,
-		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.objects.onward, reads: b.objects.reads,
+		devices: b.objects.Devices, HostSet: &b.devices.Host, Set: &b.devices.Tunnels, epoch: &b.epoch, heart: &b.heart,
+		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.objects.Onward, reads: b.objects.Reads,
 		wake: wake, released: make(chan struct{}),
 	}
 	if b.config.FailOpen {
@@ -97,11 +101,11 @@ func newDriver(sock *socket, b *Backend, queue int, nonce uint8) (*driver, error
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("map the queues' room: %w", err), unix.Close(wake))
 		}
-		d.room = newRoom(memory, queue, b.config.Ring)
-		d.room.makeRoom(0)
+		d.room = upcall.NewCredit(memory, queue, b.config.Ring)
+		d.room.Grant(0)
 	}
-	d.entries.init(&b.epoch, &b.objects.objects)
-	d.poll = [2]unix.PollFd{{Fd: int32(sock.xsk.FD()), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
+	d.entries.Init(&b.epoch, &b.objects.Objects)
+	d.poll = [2]unix.PollFd{{Fd: int32(sock.XSK.FD()), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	return d, nil
 }
 
@@ -127,7 +131,7 @@ func (d *driver) Recv(b *dataplane.Batch) error {
 	d.refill(d.held[:d.n])
 	d.n, d.answered = 0, 0
 	err := d.receive(b)
-	if !d.caughtUp.Load() && d.sock.xsk.Received() < dataplane.BatchSize {
+	if !d.caughtUp.Load() && d.sock.XSK.Received() < dataplane.BatchSize {
 		d.caughtUp.Store(true)
 	}
 
@@ -142,10 +146,10 @@ func (d *driver) Recv(b *dataplane.Batch) error {
 }
 
 func (d *driver) receive(b *dataplane.Batch) error {
-	if err := d.sock.reclaim(); err != nil {
+	if err := d.sock.Reclaim(); err != nil {
 		return err
 	}
-	sock := d.sock.xsk
+	sock := d.sock.XSK
 	// Packets come in bursts: after one that was there, wait a moment for the
 	// next before going to sleep, which costs a wake-up and two switches. Whoever
 	// else wants the CPU has it meanwhile.
@@ -165,23 +169,23 @@ func (d *driver) receive(b *dataplane.Batch) error {
 	there := sock.Received()
 	n := min(there, dataplane.BatchSize)
 	d.waiting = there - n
-	d.room.makeRoom(there)
+	d.room.Grant(there)
 	if n == 0 {
-		d.beat(coarseNow())
+		d.beat(kern.Now())
 		d.home.leave()
 		return d.alive()
 	}
 	stray := d.free[:0]
 	for _, desc := range sock.Receive(n) {
 		frame := sock.Frame(desc)
-		m, ok := readMeta(frame, d.nonce)
+		m, ok := upcall.ReadMeta(frame, d.nonce)
 		if !ok { // the XDP program lets none through; a bug must not become a verdict
 			stray = append(stray, desc)
 			continue
 		}
 		p := &b.Packets[b.N]
 		if o := &d.origins[b.N]; m.Origin {
-			if frame, ok = takeOrigin(frame, o); !ok {
+			if frame, ok = upcall.TakeOrigin(frame, o); !ok {
 				stray = append(stray, desc)
 				continue
 			}
@@ -195,11 +199,11 @@ func (d *driver) receive(b *dataplane.Batch) error {
 			Plain: true,
 		}
 		if m.Cut {
-			p.Length = trueLength(frame)
+			p.Length = upcall.TrueLength(frame)
 		}
 		if m.Origin {
-			describeOrigin(&d.origins[b.N], p)
-			d.names[b.N] = ownName(frame, p.Length)
+			upcall.DescribeOrigin(&d.origins[b.N], p)
+			d.names[b.N] = upcall.OwnName(frame, p.Length)
 		}
 		d.held[b.N], d.meta[b.N] = desc, m
 		b.N++
@@ -214,7 +218,7 @@ func (d *driver) receive(b *dataplane.Batch) error {
 // alive notices that the device is gone, which poll does not report: the kernel
 // leaves ENETDOWN in the socket, once.
 func (d *driver) alive() error {
-	if errno, err := unix.GetsockoptInt(d.sock.xsk.FD(), unix.SOL_SOCKET, unix.SO_ERROR); err != nil || errno != 0 {
+	if errno, err := unix.GetsockoptInt(d.sock.XSK.FD(), unix.SOL_SOCKET, unix.SO_ERROR); err != nil || errno != 0 {
 		d.gone = true
 	}
 	if d.gone {
@@ -261,17 +265,17 @@ func (d *driver) Apply(b *dataplane.Batch) error {
 // that overtook its entry would bring every packet behind it up again.
 func (d *driver) settle(b *dataplane.Batch) error {
 	tx, free := d.tx[:0], d.free[:0]
-	now := coarseNow()
+	now := kern.Now()
 	d.beat(now)
 	d.home.account(now, d.n, d.waiting)
 	e := d.epoch
 	var err error
-	if e.crowded() {
-		err = e.restart()
+	if e.Crowded() {
+		err = e.Restart()
 	}
 	// Read before addresses are added: see restart.
-	s := flowState{Generation: e.current(), Last: now}
-	d.entries.reset()
+	s := kern.FlowState{Generation: e.Current(), Last: now}
+	d.entries.Reset()
 	sent := uint32(0) // bit per ID, so that a batch that lost packets leaks no buffer
 	for i := range b.Packets[:min(b.N, d.n)] {
 		p := &b.Packets[i]
@@ -289,25 +293,25 @@ func (d *driver) settle(b *dataplane.Batch) error {
 			free = append(free, d.held[id])
 		}
 	}
-	if lost := d.entries.write(); lost > 0 {
+	if lost := d.entries.Write(); lost > 0 {
 		d.forgotten.Add(uint64(lost))
 	}
 	d.refill(free)
 	if len(tx) == 0 {
 		return err
 	}
-	n, terr := d.sock.transmit(tx)
+	n, terr := d.sock.Transmit(tx)
 	if n < len(tx) {
 		d.overflow.Add(uint64(len(tx) - n))
 		d.refill(tx[n:])
 	}
-	return errors.Join(err, terr, d.sock.reclaim())
+	return errors.Join(err, terr, d.sock.Reclaim())
 }
 
 // carry does what a packet's disposition asks for, and notes in the batches of entries
 // what is to be remembered. It reports whether the packet, or the answer in its place, is
 // to be sent. s is what entries have in common.
-func (d *driver) carry(p *dataplane.Packet, s flowState) (send bool) {
+func (d *driver) carry(p *dataplane.Packet, s kern.FlowState) (send bool) {
 	m := &d.meta[p.ID]
 	switch {
 	case p.Disposition == dataplane.PassPacket:
@@ -318,24 +322,24 @@ func (d *driver) carry(p *dataplane.Packet, s flowState) (send bool) {
 		if p.Real.Valid() && !m.Egress {
 			accept, fast = false, d.final
 		}
-		setMarks(d.sock.xsk.Frame(d.held[p.ID]), accept, fast)
+		upcall.SetMarks(d.sock.XSK.Frame(d.held[p.ID]), accept, fast)
 		if p.Remember && nameable(p) {
 			d.remember(p, s)
 		}
 	case p.Disposition == dataplane.DeferPacket && (!d.final && !m.Final || p.Onward):
-		setMarks(d.sock.xsk.Frame(d.held[p.ID]), false, d.final)
+		upcall.SetMarks(d.sock.XSK.Frame(d.held[p.ID]), false, d.final)
 		if nameable(p) {
-			k, _ := makeFlowKey(d.name(p))
-			d.entries.later.add(&k, &s)
+			k, _ := kern.MakeFlowKey(d.name(p))
+			d.entries.Later.Add(&k, &s)
 		}
 	case d.answered&(1<<p.ID) != 0: // dropped, and the answer is in its place
 	default: // DropPacket, or deferred with nobody to defer to
 		if p.Disposition == dataplane.DropPacket && p.Remember && nameable(p) {
-			k, back := makeFlowKey(d.name(p))
+			k, back := kern.MakeFlowKey(d.name(p))
 			if back {
 				k.Back = 1
 			}
-			d.entries.denied.add(&k, &s)
+			d.entries.Denied.Add(&k, &s)
 		}
 		return false
 	}
@@ -348,7 +352,7 @@ func (d *driver) carry(p *dataplane.Packet, s flowState) (send bool) {
 
 func (d *driver) refill(descs []xsk.Desc) {
 	if len(descs) > 0 {
-		d.sock.xsk.Fill(descs)
+		d.sock.XSK.Fill(descs)
 	}
 }
 
@@ -359,7 +363,7 @@ func (d *driver) idle() bool {
 	if d.closed {
 		return true
 	}
-	fds := []unix.PollFd{{Fd: int32(d.sock.xsk.FD()), Events: unix.POLLIN}}
+	fds := []unix.PollFd{{Fd: int32(d.sock.XSK.FD()), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
 	return err == nil && n == 0 && d.inHand.Load() == 0
 }
@@ -399,8 +403,8 @@ func (d *driver) Close() error {
 // release needs mu and that nobody uses the socket.
 func (d *driver) release() error {
 	d.busy = false
-	d.lost = d.sock.lost()
-	err := d.sock.close()
+	d.lost = d.sock.Lost()
+	err := d.sock.Close()
 	unix.Close(d.wake)
 	close(d.released)
 	return err
@@ -414,6 +418,6 @@ func (d *driver) lostPackets() uint64 {
 	case <-d.released:
 		return d.lost + d.overflow.Load()
 	default:
-		return d.sock.lost() + d.overflow.Load()
+		return d.sock.Lost() + d.overflow.Load()
 	}
 }

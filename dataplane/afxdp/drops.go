@@ -4,6 +4,7 @@ import (
 	"maps"
 
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 )
 
 // dropKey is struct drop of bpf/state.h.
@@ -14,8 +15,8 @@ type drops map[dropKey]uint64
 
 // dropFates are the fates of what the kernel side counts by sender.
 var dropFates = map[uint32]dataplane.Fate{
-	countForged: dataplane.DropForged, countUnknown: dataplane.DropUnknownPod, countDrop: dataplane.DropUnparsed,
-	countLimited: dataplane.DropLimited, countAloneDrop: dataplane.DropUnheard,
+	kern.CountForged: dataplane.DropForged, kern.CountUnknown: dataplane.DropUnknownPod, kern.CountDrop: dataplane.DropUnparsed,
+	kern.CountLimited: dataplane.DropLimited, kern.CountAloneDrop: dataplane.DropUnheard,
 }
 
 // readDrops reads all counts.
@@ -39,7 +40,7 @@ func (b *Backend) Drops(report func(dataplane.Drop)) {
 		if maps.Equal(now, b.reported) {
 			return nil
 		}
-		pods := b.devices.podBehind()
+		pods := b.devices.PodBehind()
 		for k, n := range now {
 			if n > b.reported[k] {
 				report(dataplane.Drop{Fate: dropFates[k.Which], Device: int32(k.Ifindex), Pod: pods[k.Ifindex], Packets: n - b.reported[k]})

@@ -13,6 +13,8 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -25,11 +27,11 @@ func filters(t *testing.T, ns *netlab.NS, device string) (all []netlink.Filter, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if qdisc, err = hasQdisc(ns.Handle(), l, "clsact"); err != nil {
+	if qdisc, err = attach.HasQdisc(ns.Handle(), l, "clsact"); err != nil {
 		t.Fatal(err)
 	}
 	for _, ingress := range []bool{true, false} {
-		f, err := ns.Handle().FilterList(l, clsactParent(ingress))
+		f, err := ns.Handle().FilterList(l, attach.ClsactParent(ingress))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +46,7 @@ func TestClsact(t *testing.T) {
 	t.Parallel()
 	nstest.Need(t, canRun)
 	node := nstest.NewNode(t)
-	r := startRig(t, node, Config{Strict: true, AttachConfig: AttachConfig{Attach: AttachClsact}})
+	r := startRig(t, node, Config{Strict: true, AttachConfig: AttachConfig{Attach: attach.Clsact}})
 	addBridge(t, r.Node)
 	b := r.AddPod(t, "b")
 	c, d := addBridged(t, r.Node, "c"), addBridged(t, r.Node, "d")
@@ -87,7 +89,7 @@ func TestClsact(t *testing.T) {
 	}
 	// Other software takes the filters off, with the qdisc.
 	closed := nstest.Echo(t, b.NS, "udp", b.Addr4, closedPort)
-	for _, dev := range []string{a.HostDevice, b.HostDevice, UpcallStack} {
+	for _, dev := range []string{a.HostDevice, b.HostDevice, kern.UpcallStack} {
 		l, err := r.NS.Link(dev)
 		if err != nil {
 			t.Fatal(err)
@@ -103,7 +105,7 @@ func TestClsact(t *testing.T) {
 	nstest.Reach(t, a.NS, "udp", s.Addr)
 	filtered := func() (names []string) {
 		t.Helper()
-		if err := r.NS.Do(func() (err error) { names, err = Filters(); return err }); err != nil {
+		if err := r.NS.Do(func() (err error) { names, err = attach.Filters(); return err }); err != nil {
 			t.Fatal(err)
 		}
 		return names
@@ -162,7 +164,7 @@ func TestClsactNeighbours(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := nl.FilterAdd(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: index(p), Parent: clsactParent(true), Handle: 1, Priority: priority, Protocol: unix.ETH_P_ALL,
+			LinkIndex: index(p), Parent: attach.ClsactParent(true), Handle: 1, Priority: priority, Protocol: unix.ETH_P_ALL,
 		}, Fd: prog.FD(), Name: "other", DirectAction: true}); err != nil {
 			t.Fatal(err)
 		}
@@ -174,10 +176,10 @@ func TestClsactNeighbours(t *testing.T) {
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := putClsact(nl, index(left), prog, true); err != nil {
+	if _, err := attach.PutClsact(nl, index(left), prog, true); err != nil {
 		t.Fatal(err)
 	}
-	r := startRig(t, node, Config{AttachConfig: AttachConfig{Attach: AttachClsact}})
+	r := startRig(t, node, Config{AttachConfig: AttachConfig{Attach: attach.Clsact}})
 	var locals []netip.Addr
 	for _, p := range []*netlab.Pod{first, ingress, behind, left} {
 		locals = append(locals, p.Addr4)
@@ -203,7 +205,7 @@ func TestClsactNeighbours(t *testing.T) {
 		t.Errorf("the other's filter: %v, qdisc %v", all, qdisc)
 	}
 	// Cleanup knows ours by name.
-	if _, err := putClsact(nl, index(left), prog, true); err != nil {
+	if _, err := attach.PutClsact(nl, index(left), prog, true); err != nil {
 		t.Fatal(err)
 	}
 	if err := node.NS.Do(func() error { return Cleanup("") }); err != nil {
@@ -219,14 +221,14 @@ func TestClsactNeighbours(t *testing.T) {
 // Generic XDP keeps out what no pod may send and leaves the rest to the later
 // hook. It cannot be alone.
 func TestXDPGeneric(t *testing.T) {
-	if _, err := New(Config{Strict: true, AttachConfig: AttachConfig{Attach: AttachXDPGeneric}}); err == nil {
+	if _, err := New(Config{Strict: true, AttachConfig: AttachConfig{Attach: attach.XDPGeneric}}); err == nil {
 		t.Error("started without a later hook")
 	}
 	nstest.Need(t, canRun)
 	node := nstest.NewNode(t)
 	var backend *Backend
 	if err := node.NS.Do(func() (err error) {
-		backend, err = New(Config{AttachConfig: AttachConfig{Attach: AttachXDPGeneric, PodCIDRs: podCIDRs}})
+		backend, err = New(Config{AttachConfig: AttachConfig{Attach: attach.XDPGeneric, PodCIDRs: podCIDRs}})
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -252,11 +254,11 @@ func TestXDPGeneric(t *testing.T) {
 			}
 		}
 	}
-	if r.counter(t, countUnknown) == 0 || r.counter(t, countUnparsed) == 0 {
-		t.Errorf("%d packets counted as unknown, %d as left to the later hook", r.counter(t, countUnknown), r.counter(t, countUnparsed))
+	if r.counter(t, kern.CountUnknown) == 0 || r.counter(t, kern.CountUnparsed) == 0 {
+		t.Errorf("%d packets counted as unknown, %d as left to the later hook", r.counter(t, kern.CountUnknown), r.counter(t, kern.CountUnparsed))
 	}
 	for _, addr := range []netip.Addr{b.Addr4, b.Addr6} {
-		before := r.counter(t, countForged)
+		before := r.counter(t, kern.CountForged)
 		if err := a.NS.Addr(netlab.PodDevice, netip.PrefixFrom(addr, addr.BitLen())); err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +269,7 @@ func TestXDPGeneric(t *testing.T) {
 		if _, err := dialFrom(t, a.NS, netip.AddrPortFrom(addr, 4444), to).Write([]byte("forged")); err != nil {
 			t.Fatal(err)
 		}
-		nstest.Eventually(t, "the packet is dropped and counted", func() bool { return r.counter(t, countForged) == before+1 })
+		nstest.Eventually(t, "the packet is dropped and counted", func() bool { return r.counter(t, kern.CountForged) == before+1 })
 	}
 	if s := backend.Stats(); s.Dropped < 2 || s.Upcalls != 0 {
 		t.Errorf("stats: %+v", s)
@@ -285,7 +287,7 @@ func TestXDPGeneric(t *testing.T) {
 // a pod of this node, before the stack sees it; it lets in nothing else.
 func TestUplink(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []UplinkMode{UplinkNative, UplinkGeneric} {
+	for _, mode := range []attach.UplinkMode{attach.UplinkNative, attach.UplinkGeneric} {
 		t.Run(string(mode), func(t *testing.T) {
 			r := newRig(t, Config{Strict: true, AttachConfig: AttachConfig{Uplinks: []string{netlab.Uplink, "eth9"}, UplinkMode: mode}})
 			b := r.AddPod(t, "b")
@@ -299,26 +301,26 @@ func TestUplink(t *testing.T) {
 			from := netip.AddrPortFrom(r.Outside4, 5555)
 			c := dialFrom(t, r.Outside, from, closed.Addr)
 			deny := func(generation uint64) {
-				k, back := makeFlowKey(&flow.Key{
+				k, back := kern.MakeFlowKey(&flow.Key{
 					Src: flow.AddrFrom(from.Addr()), Dst: flow.AddrFrom(b.Addr4), SrcPort: from.Port(), DstPort: closedPort, Proto: flow.UDP,
 				})
 				if back {
 					k.Back = 1
 				}
-				s := flowState{Generation: generation, Last: coarseNow() + uint64(nstest.Timeout)}
+				s := kern.FlowState{Generation: generation, Last: kern.Now() + uint64(nstest.Timeout)}
 				if err := r.backend.thread.do(func() error { return r.backend.objects.Denied.Put(&k, &s) }); err != nil {
 					t.Fatal(err)
 				}
 			}
-			deny(r.backend.epoch.current())
-			before, forwarded := r.counter(t, countDenied), snmp(t, r.NS, "Ip", "ForwDatagrams")
+			deny(r.backend.epoch.Current())
+			before, forwarded := r.counter(t, kern.CountDenied), snmp(t, r.NS, "Ip", "ForwDatagrams")
 			const n = 20
 			for range n {
 				if _, err := c.Write([]byte("denied")); err != nil {
 					t.Fatal(err)
 				}
 			}
-			nstest.Eventually(t, "the packets are dropped and counted", func() bool { return r.counter(t, countDenied) == before+n })
+			nstest.Eventually(t, "the packets are dropped and counted", func() bool { return r.counter(t, kern.CountDenied) == before+n })
 			if now := snmp(t, r.NS, "Ip", "ForwDatagrams"); now != forwarded {
 				t.Errorf("%s packets forwarded, before %s: they were dropped late", now, forwarded)
 			}
@@ -332,11 +334,11 @@ func TestUplink(t *testing.T) {
 			if err := r.Outside.Addr(netlab.PodDevice, netip.PrefixFrom(b.Addr6, 128)); err != nil {
 				t.Fatal(err)
 			}
-			forged := r.counter(t, countForged)
+			forged := r.counter(t, kern.CountForged)
 			if _, err := dialFrom(t, r.Outside, netip.AddrPortFrom(b.Addr6, 4444), netip.AddrPortFrom(r.Addr6, openPort)).Write([]byte("forged")); err != nil {
 				t.Fatal(err)
 			}
-			nstest.Eventually(t, "the packet is dropped and counted", func() bool { return r.counter(t, countForged) == forged+1 })
+			nstest.Eventually(t, "the packet is dropped and counted", func() bool { return r.counter(t, kern.CountForged) == forged+1 })
 			if err := r.backend.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -369,7 +371,7 @@ func TestUplinkOfSomebodyElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	r := startRig(t, node, Config{Strict: true, AttachConfig: AttachConfig{Uplinks: []string{netlab.Uplink}, UplinkMode: UplinkNative}})
+	r := startRig(t, node, Config{Strict: true, AttachConfig: AttachConfig{Uplinks: []string{netlab.Uplink}, UplinkMode: attach.UplinkNative}})
 	b := r.AddPod(t, "b")
 	r.know(t, b)
 	nstest.Reach(t, r.Outside, "tcp", nstest.Echo(t, b.NS, "tcp", b.Addr4, openPort).Addr)
@@ -377,8 +379,8 @@ func TestUplinkOfSomebodyElse(t *testing.T) {
 		t.Errorf("the other program is gone: %v, %+v", err, l.Attrs().Xdp)
 	}
 	if err := r.backend.thread.do(func() error {
-		for _, u := range r.backend.devices.uplinks.on {
-			if u.put != nil {
+		for _, u := range r.backend.devices.Uplinks.On {
+			if u.Put != nil {
 				t.Error("the uplink counts as ours")
 			}
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -294,7 +295,7 @@ func TestLargeTransfer(t *testing.T) {
 				}
 			}
 		}
-		if n := r.counter(t, countDrop); n != 0 {
+		if n := r.counter(t, kern.CountDrop); n != 0 {
 			t.Errorf("forgetting %v: %d packets dropped in the kernel", forget, n)
 		}
 	}

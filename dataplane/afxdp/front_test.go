@@ -15,6 +15,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 	"github.com/tierwall/tierwall/dataplane/packet"
@@ -23,14 +24,14 @@ import (
 // accept makes the flow of a frame known and has a packet of it seen on the way
 // from a pod, or to one. The flow is gone when it returns: what passes then
 // passes by what the CPU noted.
-func (k *kernel) accept(program string, frame []byte) flowKey {
+func (k *kernel) accept(program string, frame []byte) kern.FlowKey {
 	k.t.Helper()
 	var h packet.Headers
 	if p := packet.ParseEthernet(frame, &h); p != packet.OK {
 		k.t.Fatalf("% x: %v", frame, p)
 	}
-	name, _ := makeFlowKey(&h.Key)
-	k.put("flows", name, flowState{Generation: 1, Last: coarseNow()})
+	name, _ := kern.MakeFlowKey(&h.Key)
+	k.put("flows", name, kern.FlowState{Generation: 1, Last: kern.Now()})
 	if fate, _, _ := k.run(program, frame, 0); fate != passed {
 		k.t.Fatalf("%s: %s by its flow", program, fate)
 	}
@@ -174,12 +175,12 @@ func TestFront(t *testing.T) {
 			for _, name := range []string{"FIN", "RST"} {
 				k.forgetFront()
 				entry := k.accept("pod_ingress", plainTCP)
-				k.put("flows", entry, flowState{Generation: 1, Last: coarseNow()})
+				k.put("flows", entry, kern.FlowState{Generation: 1, Last: kern.Now()})
 				if fate, _, _ := k.run("pod_ingress", special[name], 0); fate != passed {
 					t.Errorf("%s of a known flow: %s", name, fate)
 				}
-				var s flowState
-				if err := k.c.Maps["flows"].Lookup(&entry, &s); err != nil || s.Flags&flowClosing == 0 {
+				var s kern.FlowState
+				if err := k.c.Maps["flows"].Lookup(&entry, &s); err != nil || s.Flags&kern.FlowClosing == 0 {
 					t.Errorf("after %s: %+v, %v, want it closing", name, s, err)
 				}
 				k.forgetFront()
@@ -226,7 +227,7 @@ func TestFrontCollisions(t *testing.T) {
 			r := rand.New(rand.NewPCG(3, uint64(slots)))
 			udp := &layers.UDP{SrcPort: 1, DstPort: 2}
 			frames := [2][]byte{build(t, ether4, ipv4(17), udp, gopacket.Payload("tierwall")), build(t, ether6, ipv6(17), udp, gopacket.Payload("tierwall"))}
-			known := map[flowKey]bool{}
+			known := map[kern.FlowKey]bool{}
 			passes, fails := 0, 0
 			for i := range 4000 {
 				// A packet like the one before but for one byte: of the addresses
@@ -245,12 +246,12 @@ func TestFrontCollisions(t *testing.T) {
 				if p := packet.ParseEthernet(frame, &h); p != packet.OK {
 					t.Fatal(p)
 				}
-				name, _ := makeFlowKey(&h.Key)
+				name, _ := kern.MakeFlowKey(&h.Key)
 				if _, ok := known[name]; !ok {
 					known[name] = r.IntN(2) == 0
 				}
 				if known[name] { // the map forgets: put it again
-					k.put("flows", name, flowState{Generation: 7, Last: coarseNow() + 1e12})
+					k.put("flows", name, kern.FlowState{Generation: 7, Last: kern.Now() + 1e12})
 				}
 				fate, _, _ := k.run("pod_ingress", frame, 0)
 				if (fate == passed) != known[name] {
@@ -294,16 +295,16 @@ func TestFrontIsOfOneDevice(t *testing.T) {
 		if p := packet.ParseEthernet(frame, &h); p != packet.OK {
 			return fmt.Errorf("%v", p)
 		}
-		name, _ := makeFlowKey(&h.Key)
+		name, _ := kern.MakeFlowKey(&h.Key)
 		for _, i := range index {
-			if err := k.c.Maps["guards"].Put(i, &guardState{Flags: guardPod}); err != nil {
+			if err := k.c.Maps["guards"].Put(i, &kern.GuardState{Flags: kern.GuardPod}); err != nil {
 				return err
 			}
 		}
-		if err := k.c.Maps["local_pods"].Put(h.Key.Src, &localPod{Ifindex: index[0]}); err != nil {
+		if err := k.c.Maps["local_pods"].Put(h.Key.Src, &kern.LocalPod{Ifindex: index[0]}); err != nil {
 			return err
 		}
-		k.put("flows", name, flowState{Generation: 1, Last: coarseNow() + 1e12})
+		k.put("flows", name, kern.FlowState{Generation: 1, Last: kern.Now() + 1e12})
 		for i := range 3 {
 			if fate, _, _ := k.runOn(index[0], "pod_ingress", frame, 0); fate != passed {
 				t.Errorf("%d: from its own device: %s", i, fate)
@@ -340,7 +341,7 @@ func TestAddressLeavesDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	nstest.Eventually(t, "the guard knows", func() bool {
-		var owner localPod
+		var owner kern.LocalPod
 		err := r.backend.objects.LocalPods.Lookup(flow.AddrFrom(a.Addr4), &owner)
 		return err == nil && int(owner.Ifindex) == to.Attrs().Index
 	})
@@ -354,7 +355,7 @@ func TestAddressLeavesDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	nstest.Eventually(t, "the packets are dropped as forged", func() bool { return r.counter(t, countForged) == 5 })
+	nstest.Eventually(t, "the packets are dropped as forged", func() bool { return r.counter(t, kern.CountForged) == 5 })
 	if n := s.Seen() - seen; n != 0 {
 		t.Errorf("%d packets arrived", n)
 	}
@@ -383,14 +384,14 @@ func TestTaggedFrameOfKnownFlow(t *testing.T) {
 	frame := build(t, &layers.Ethernet{SrcMAC: own, DstMAC: host, EthernetType: layers.EthernetTypeIPv4}, ip,
 		&layers.UDP{SrcPort: layers.UDPPort(local.Port), DstPort: layers.UDPPort(remote.Port)}, gopacket.Payload("tierwall"))
 	send := inject(t, a.NS, netlab.PodDevice)
-	hits, drops := r.counter(t, countHit), r.counter(t, countDrop)
+	hits, drops := r.counter(t, kern.CountHit), r.counter(t, kern.CountDrop)
 	send(append(append(append([]byte(nil), frame[:12]...), 0x81, 0, 0, 5), frame[12:]...))
-	nstest.Eventually(t, "the tagged frame is dropped", func() bool { return r.counter(t, countDrop) == drops+1 })
-	if n := r.counter(t, countHit) - hits; n != 0 {
+	nstest.Eventually(t, "the tagged frame is dropped", func() bool { return r.counter(t, kern.CountDrop) == drops+1 })
+	if n := r.counter(t, kern.CountHit) - hits; n != 0 {
 		t.Errorf("%d packets passed by a flow", n)
 	}
 	send(frame) // its checksum is wrong: it gets no further than our program
-	nstest.Eventually(t, "the same frame without a tag passes", func() bool { return r.counter(t, countHit) == hits+1 })
+	nstest.Eventually(t, "the same frame without a tag passes", func() bool { return r.counter(t, kern.CountHit) == hits+1 })
 }
 
 // A flow in use does not expire, however short its idle time: it is looked up

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -21,10 +23,10 @@ import (
 func (r *rig) gates(t testing.TB) (output, input int) {
 	t.Helper()
 	err := r.backend.thread.do(func() error {
-		for _, h := range gateHooks {
+		for _, h := range attach.GateHooks {
 			switch {
-			case r.backend.devices.gate.links[h.pin] == nil:
-			case h.hook == link.NetfilterInetPostRouting:
+			case r.backend.devices.Gate.Links[h.Pin] == nil:
+			case h.Hook == link.NetfilterInetPostRouting:
 				output++
 			default:
 				input++
@@ -127,7 +129,7 @@ func TestDeviceThatAppearsAfterACrash(t *testing.T) {
 	a := node.AddPod(t, "a")
 	path := nstest.BPFFS(t)
 	r := startRig(t, node, Config{Strict: true, PinPath: path})
-	if !r.backend.objects.onward {
+	if !r.backend.objects.Onward {
 		t.Skip("connections cannot be read here (Linux 6.4 with BTF)")
 	}
 	good, bad := r.Outside4, netip.MustParseAddr("198.51.100.2")
@@ -152,13 +154,13 @@ func TestDeviceThatAppearsAfterACrash(t *testing.T) {
 		}
 	}
 	k := flow.MakeKey(flow.UDP, netip.MustParseAddrPort(conns[bad].LocalAddr().String()), netip.AddrPortFrom(vip(4), servicePort))
-	f, _ := makeFlowKey(&k)
-	if err := r.backend.objects.Later.Lookup(&f, new(flowState)); err != nil {
+	f, _ := kern.MakeFlowKey(&k)
+	if err := r.backend.objects.Later.Lookup(&f, new(kern.FlowState)); err != nil {
 		t.Fatalf("the denied connection is not left to where it leaves: %v", err)
 	}
 	r.stop(t)
 	// Who crashes has no time to put gate there.
-	outputs, _ := filepath.Glob(filepath.Join(path, "*", pinGate+"*-output"))
+	outputs, _ := filepath.Glob(filepath.Join(path, "*", kern.PinGate+"*-output"))
 	if len(outputs) != 2 {
 		t.Fatalf("pinned: %v, want gate in two postrouting hooks", outputs)
 	}

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 )
 
 // heart gives the kernel side signs of life. What it tells is when the worker that
@@ -20,7 +22,7 @@ type heart struct {
 
 // start says that there are so many workers, all of them alive.
 func (h *heart) start(alive *ebpf.Variable, queues int) error {
-	now := coarseNow()
+	now := kern.Now()
 	h.alive, h.beats = alive, make([]atomic.Uint64, queues)
 	for i := range h.beats {
 		h.beats[i].Store(now)

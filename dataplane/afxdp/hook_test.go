@@ -15,6 +15,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -50,10 +51,10 @@ func TestDeferredFlows(t *testing.T) {
 	if n := marked(); n != 0 {
 		t.Errorf("%d deferred packets carried the accept mark through the forward hook", n)
 	}
-	if n := r.counter(t, countHit); n != 0 {
+	if n := r.counter(t, kern.CountHit); n != 0 {
 		t.Errorf("%d packets passed as accepted", n)
 	}
-	if n := r.counter(t, countLater); n == 0 {
+	if n := r.counter(t, kern.CountLater); n == 0 {
 		t.Error("no packet was left to the later hook by its flow")
 	}
 }
@@ -184,7 +185,7 @@ func TestUnparsable(t *testing.T) {
 		for _, addr := range []netip.Addr{b.Addr4, b.Addr6} {
 			s := nstest.Echo(t, b.NS, "udp", addr, openPort)
 			c := dial(t, a.NS, "udp", s.Addr)
-			before := r.counter(t, countDrop) + r.counter(t, countUnparsed)
+			before := r.counter(t, kern.CountDrop) + r.counter(t, kern.CountUnparsed)
 			err := errors.New("not tried")
 			if strict {
 				err = netlab.Exchange(c, make([]byte, 4000), nstest.Blocked)
@@ -199,7 +200,7 @@ func TestUnparsable(t *testing.T) {
 				t.Errorf("strict %v: datagram in fragments to %s: %v", strict, addr, err)
 			}
 			nstest.Eventually(t, "three unparsable packets are counted", func() bool {
-				return r.counter(t, countDrop)+r.counter(t, countUnparsed) >= before+3
+				return r.counter(t, kern.CountDrop)+r.counter(t, kern.CountUnparsed) >= before+3
 			})
 			if strict && s.Seen() != 0 {
 				t.Errorf("a datagram in fragments arrived at %s", addr)
@@ -338,7 +339,7 @@ func TestNeighbourDiscoveryPasses(t *testing.T) {
 			t.Errorf("came up: %v", s.key)
 		}
 	}
-	if r.counter(t, countExempt) < 2 {
+	if r.counter(t, kern.CountExempt) < 2 {
 		t.Error("no solicitation and answer seen")
 	}
 }
@@ -378,7 +379,7 @@ func TestNeighbourDiscoveryIsNoTunnel(t *testing.T) {
 			t.Fatal(cerr, err)
 		}
 		r.upcalls()
-		before := r.counter(t, countExempt)
+		before := r.counter(t, kern.CountExempt)
 		solicitation := append([]byte{135, 0, 0, 0, 0, 0, 0, 0}, c.to.AsSlice()...)
 		if _, err := conn.Write(solicitation); err != nil {
 			t.Fatal(err)
@@ -386,7 +387,7 @@ func TestNeighbourDiscoveryIsNoTunnel(t *testing.T) {
 		var up []seen
 		nstest.Eventually(t, "the packet is seen", func() bool {
 			up = append(up, r.upcalls()...)
-			return len(up) > 0 || r.counter(t, countExempt) > before
+			return len(up) > 0 || r.counter(t, kern.CountExempt) > before
 		})
 		if c.exempt != (len(up) == 0) {
 			t.Errorf("solicitation to %s with hop limit %d: came up %v, want exempt %v", c.to, c.hops, up, c.exempt)
@@ -459,7 +460,7 @@ func TestOversizePackets(t *testing.T) {
 			continue
 		}
 		nstest.Eventually(t, "the packet arrives", func() bool { return s.Seen() == 3 })
-		if n := r.counter(t, countUnparsed); n == 0 {
+		if n := r.counter(t, kern.CountUnparsed); n == 0 {
 			t.Error("the packet is not counted")
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 )
 
@@ -139,7 +140,7 @@ func TestInheritTranslated(t *testing.T) {
 	c := Config{Strict: true, PinPath: nstest.BPFFS(t)}
 	start := func(pass func(flow.Key) bool) *rig {
 		r := startRig(t, node, c)
-		if !r.backend.objects.onward {
+		if !r.backend.objects.Onward {
 			t.Skip("connections cannot be read here (Linux 6.4 with BTF)")
 		}
 		r.policy(judges(pass))
@@ -202,12 +203,12 @@ func TestInheritEntries(t *testing.T) {
 	service, node := netip.MustParseAddrPort("10.96.0.10:80"), netip.AddrPortFrom(r.Addr4, 61000)
 	cells := func(a, b netip.AddrPort) [2]uint16 {
 		x, y := flow.AddrFrom(a.Addr()), flow.AddrFrom(b.Addr())
-		return [2]uint16{cellOf(&x), cellOf(&y)}
+		return [2]uint16{kern.CellOf(&x), kern.CellOf(&y)}
 	}
 	key := func(a, b netip.AddrPort) flow.Key { return flow.MakeKey(flow.UDP, a, b) }
-	led := origin{
+	led := kern.Origin{
 		Client: flow.AddrFrom(pod.Addr()), Service: flow.AddrFrom(service.Addr()), Backend: flow.AddrFrom(peer.Addr()),
-		ClientPort: pod.Port(), ServicePort: service.Port(), BackendPort: peer.Port(), Proto: flow.UDP, Flags: originNAT | originDNAT,
+		ClientPort: pod.Port(), ServicePort: service.Port(), BackendPort: peer.Port(), Proto: flow.UDP, Flags: kern.OriginNAT | kern.OriginDNAT,
 	}
 	echo := flow.Key{Src: flow.AddrFrom(pod.Addr()), Dst: flow.AddrFrom(peer.Addr()), SrcPort: 7, DstPort: flow.ICMPEchoRequest << 8, Proto: flow.ICMP}
 	second := uint64(time.Second)
@@ -216,7 +217,7 @@ func TestInheritEntries(t *testing.T) {
 		k      flow.Key // as it was opened
 		cells  [2]uint16
 		flags  uint32
-		origin *origin
+		origin *kern.Origin
 		age    uint64 // ns
 		deny   bool
 		asked  flow.Key // the zero key: about nothing
@@ -227,24 +228,24 @@ func TestInheritEntries(t *testing.T) {
 		{name: "written by an answer", k: key(pod, peer), cells: cells(peer, pod), asked: key(pod, peer), renews: true},
 		{name: "echo", k: echo, cells: cells(pod, peer), asked: echo, renews: true},
 		{name: "denied", k: key(pod, peer), cells: cells(pod, peer), deny: true, asked: key(pod, peer)},
-		{name: "closing", k: key(pod, peer), cells: cells(pod, peer), flags: flowClosing, asked: key(pod, peer), renews: true},
+		{name: "closing", k: key(pod, peer), cells: cells(pod, peer), flags: kern.FlowClosing, asked: key(pod, peer), renews: true},
 		{name: "idle for too long", k: key(pod, peer), cells: cells(pod, peer), age: 121 * second},
 		{name: "idle", k: key(pod, peer), cells: cells(pod, peer), age: 60 * second, asked: key(pod, peer), renews: true},
 		{name: "other addresses' cells", k: key(pod, peer), cells: cells(pod, service), asked: key(pod, peer)},
-		{name: "to the host", k: key(pod, host), cells: cells(pod, host), flags: flowHost, asked: key(pod, host), renews: true},
+		{name: "to the host", k: key(pod, host), cells: cells(pod, host), flags: kern.FlowHost, asked: key(pod, host), renews: true},
 		{name: "an address that the host did not have", k: key(pod, host), cells: cells(pod, host)},
-		{name: "an address that the host had", k: key(pod, peer), cells: cells(pod, peer), flags: flowHost},
-		{name: "to a Service", k: key(pod, service), cells: cells(pod, peer), flags: flowVeiled, origin: &led, asked: key(pod, peer), renews: true},
-		{name: "to a Service, an answer first", k: key(pod, service), cells: cells(peer, pod), flags: flowVeiled, origin: &led, asked: key(pod, peer), renews: true},
-		{name: "masqueraded", k: key(node, peer), cells: cells(pod, peer), flags: flowVeiled, origin: &led, asked: key(pod, peer), renews: true},
-		{name: "translated, and opened by whom conntrack takes for the answerer", k: key(peer, node), cells: cells(pod, peer), flags: flowVeiled, origin: &led},
-		{name: "translated to nobody knows where", k: key(pod, service), cells: cells(pod, peer), flags: flowVeiled},
-		{name: "somebody else's translation", k: key(pod, node), cells: cells(pod, peer), flags: flowVeiled, origin: &led},
+		{name: "an address that the host had", k: key(pod, peer), cells: cells(pod, peer), flags: kern.FlowHost},
+		{name: "to a Service", k: key(pod, service), cells: cells(pod, peer), flags: kern.FlowTranslated, origin: &led, asked: key(pod, peer), renews: true},
+		{name: "to a Service, an answer first", k: key(pod, service), cells: cells(peer, pod), flags: kern.FlowTranslated, origin: &led, asked: key(pod, peer), renews: true},
+		{name: "masqueraded", k: key(node, peer), cells: cells(pod, peer), flags: kern.FlowTranslated, origin: &led, asked: key(pod, peer), renews: true},
+		{name: "translated, and opened by whom conntrack takes for the answerer", k: key(peer, node), cells: cells(pod, peer), flags: kern.FlowTranslated, origin: &led},
+		{name: "translated to nobody knows where", k: key(pod, service), cells: cells(pod, peer), flags: kern.FlowTranslated},
+		{name: "somebody else's translation", k: key(pod, node), cells: cells(pod, peer), flags: kern.FlowTranslated, origin: &led},
 	} {
-		k, back := makeFlowKey(&c.k)
-		old := flowState{Generation: r.backend.epoch.current(), Last: coarseNow() - c.age, Cell: c.cells, Flags: c.flags}
+		k, back := kern.MakeFlowKey(&c.k)
+		old := kern.FlowState{Generation: r.backend.epoch.Current(), Last: kern.Now() - c.age, Cell: c.cells, Flags: c.flags}
 		if back {
-			old.Flags |= flowBack
+			old.Flags |= kern.FlowBack
 		}
 		if err := r.backend.objects.Flows.Put(&k, &old); err != nil {
 			t.Fatal(err)
@@ -257,20 +258,20 @@ func TestInheritEntries(t *testing.T) {
 		var asked []flow.Key
 		r.backend.Inherit(func(i *dataplane.Inherited) bool {
 			asked = append(asked, i.Key)
-			if i.Real != (c.origin != nil) || i.Real != !i.Service.IsZero() || !i.Final || i.Closing != (c.flags&flowClosing != 0) ||
+			if i.Real != (c.origin != nil) || i.Real != !i.Service.IsZero() || !i.Final || i.Closing != (c.flags&kern.FlowClosing != 0) ||
 				i.Idle < time.Duration(c.age) || i.Idle > time.Duration(c.age)+5*time.Second {
 				t.Errorf("%s: asked about %+v", c.name, i)
 			}
 			return !c.deny
 		})
 		r.update(t)
-		var got flowState
+		var got kern.FlowState
 		if err := r.backend.objects.Flows.Lookup(&k, &got); err != nil {
 			t.Fatal(err)
 		}
 		want := old
 		if c.renews {
-			want.Generation = r.backend.epoch.current()
+			want.Generation = r.backend.epoch.Current()
 		}
 		if got != want {
 			t.Errorf("%s: entry %+v, want %+v", c.name, got, want)
@@ -338,17 +339,17 @@ func TestInheritHalfWay(t *testing.T) {
 		r.stop(t)
 		r = startRig(t, node, c)
 		r.inherit()
-		renew := r.backend.heir.inherit()
+		renew := r.backend.heir.Renewal()
 		died := make(chan struct{})
 		go func() {
 			defer close(died)
-			_ = r.backend.epoch.advance(dataplane.Change{}, func(g uint64) {
+			_ = r.backend.epoch.Advance(dataplane.Change{}, func(g uint64) {
 				renew(g)
 				runtime.Goexit() // and no further
 			})
 		}()
 		<-died
-		if got := entryOf(t, r, conn).Generation; got != r.backend.epoch.current() {
+		if got := entryOf(t, r, conn).Generation; got != r.backend.epoch.Current() {
 			t.Fatalf("an entry of generation %d was not renewed", got)
 		}
 		exchange(t, conn)
@@ -357,7 +358,7 @@ func TestInheritHalfWay(t *testing.T) {
 	r = startRig(t, node, c)
 	r.policy(allowPorts())
 	// Of an Update this is what ends flows.
-	if err := r.backend.epoch.advance(dataplane.Change{}, nil); err != nil {
+	if err := r.backend.epoch.Advance(dataplane.Change{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	arrived := s.Seen()
@@ -367,10 +368,10 @@ func TestInheritHalfWay(t *testing.T) {
 }
 
 // entryOf reads the entry of a UDP connection.
-func entryOf(t *testing.T, r *rig, conn net.Conn) (s flowState) {
+func entryOf(t *testing.T, r *rig, conn net.Conn) (s kern.FlowState) {
 	t.Helper()
 	k := flow.MakeKey(flow.UDP, netip.MustParseAddrPort(conn.LocalAddr().String()), netip.MustParseAddrPort(conn.RemoteAddr().String()))
-	f, _ := makeFlowKey(&k)
+	f, _ := kern.MakeFlowKey(&k)
 	if err := r.backend.objects.Flows.Lookup(&f, &s); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -67,7 +69,7 @@ func TestAnswersOfTheForgotten(t *testing.T) {
 func TestExitsOfAnEarlierRun(t *testing.T) {
 	t.Parallel()
 	nstest.Need(t, canRun)
-	for name, later := range map[string]AttachConfig{"excluded": {Exclude: []string{netlab.Uplink}}, "clsact": {Attach: AttachClsact}} {
+	for name, later := range map[string]attach.Config{"excluded": {Exclude: []string{netlab.Uplink}}, "clsact": {Attach: attach.Clsact}} {
 		node := nstest.NewNode(t)
 		a := node.AddPod(t, "a")
 		c := Config{Strict: true, PinPath: nstest.BPFFS(t)}
@@ -267,7 +269,7 @@ func TestUntrackedServiceDoesNotLeave(t *testing.T) {
 		c.AddRule(&nftables.Rule{Table: table, Chain: pre, Exprs: append(append(to(vip(4)), &expr.Notrack{}), rewrite(16, r.Outside4)...)})
 		c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: append(to(r.Outside4), rewrite(12, r.Addr4)...)})
 	})
-	dropped := r.counter(t, countDrop)
+	dropped := r.counter(t, kern.CountDrop)
 	c := dialFrom(t, a.NS, netip.AddrPort{}, at)
 	for range 3 {
 		_ = echoes(c, nstest.Blocked/4)
@@ -275,7 +277,7 @@ func TestUntrackedServiceDoesNotLeave(t *testing.T) {
 	if n := s.Seen(); n != 0 {
 		t.Errorf("%d packets left that nobody could judge", n)
 	}
-	if n := r.counter(t, countDrop) - dropped; n != 3 {
+	if n := r.counter(t, kern.CountDrop) - dropped; n != 3 {
 		t.Errorf("%d packets dropped where they leave, want 3: the test is broken", n)
 	}
 }
@@ -340,7 +342,7 @@ func TestBridgedNameLeftToTheHook(t *testing.T) {
 	for range 3 { // there is no hook behind the bridge here: these pass
 		send(datagram(t, from, to, src, bridge, "<by the node>"))
 	}
-	nstest.Eventually(t, "the name is the hook's", func() bool { return r.counter(t, countLater) > 0 })
+	nstest.Eventually(t, "the name is the hook's", func() bool { return r.counter(t, kern.CountLater) > 0 })
 	for range 3 {
 		send(datagram(t, from, to, src, dst, "<denied>"))
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
+	"github.com/tierwall/tierwall/dataplane/afxdp/upcall"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -78,7 +80,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		if n := programs(t, node.NS, a.HostDevice); n != 0 {
 			t.Errorf("%d programs left on %s", n, a.HostDevice)
 		}
-		for _, name := range []string{UpcallStack, UpcallSocket} {
+		for _, name := range []string{kern.UpcallStack, kern.UpcallSocket} {
 			if _, err := node.NS.Link(name); err == nil {
 				t.Errorf("device %s is left", name)
 			}
@@ -209,7 +211,7 @@ func TestOtherProgramsStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A program that counts nothing and passes: the smallest neighbour.
-	spec, err := loadPod()
+	spec, err := kern.LoadPod()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +238,7 @@ func TestOtherProgramsStay(t *testing.T) {
 	}
 	// It has no daemon, so it leaves alone what it sees, and counts it.
 	var perCPU []uint64
-	if err := other.Maps["counters"].Lookup(uint32(countAlonePass), &perCPU); err != nil {
+	if err := other.Maps["counters"].Lookup(uint32(kern.CountAlonePass), &perCPU); err != nil {
 		t.Fatal(err)
 	}
 	var n uint64
@@ -256,7 +258,7 @@ func TestCleanup(t *testing.T) {
 	node := nstest.NewNode(t)
 	nl := node.NS.Handle()
 	leave := func(alias string) {
-		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: UpcallStack}, PeerName: UpcallSocket}
+		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: kern.UpcallStack}, PeerName: kern.UpcallSocket}
 		if err := nl.LinkAdd(l); err != nil {
 			t.Fatal(err)
 		}
@@ -264,11 +266,11 @@ func TestCleanup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	leave(upcallAlias)
+	leave(upcall.Alias)
 	if err := node.NS.Do(cleanup); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := node.NS.Link(UpcallStack); err == nil {
+	if _, err := node.NS.Link(kern.UpcallStack); err == nil {
 		t.Error("the pair is still there")
 	}
 	if err := node.NS.Do(cleanup); err != nil {
@@ -281,14 +283,14 @@ func TestCleanup(t *testing.T) {
 	if err := node.NS.Do(func() error { _, err := New(Config{}); return err }); err == nil {
 		t.Error("a backend started on a device that is not ours")
 	}
-	l, err := node.NS.Link(UpcallStack)
+	l, err := node.NS.Link(kern.UpcallStack)
 	if err != nil {
 		t.Fatal("a device that is not ours is gone")
 	}
 	if err := nl.LinkDel(l); err != nil {
 		t.Fatal(err)
 	}
-	leave(upcallAlias)
+	leave(upcall.Alias)
 	r := startRig(t, node, Config{}) // replaces it
 	for name, f := range map[string]func() error{
 		"Cleanup": cleanup,
@@ -311,7 +313,7 @@ func TestUpcallPairRemoved(t *testing.T) {
 	if err := node.NS.Do(func() (err error) { backend, err = New(Config{Ring: 64, FlowEntries: 64}); return err }); err != nil {
 		t.Fatal(err)
 	}
-	if err := node.NS.RemoveLink(UpcallStack); err != nil {
+	if err := node.NS.RemoveLink(kern.UpcallStack); err != nil {
 		t.Fatal(err)
 	}
 	var batch dataplane.Batch
@@ -329,7 +331,7 @@ func TestUpcallPairDown(t *testing.T) {
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)
 	s := nstest.Echo(t, b.NS, "tcp", b.Addr4, openPort)
-	for i, dev := range []string{UpcallStack, UpcallSocket} {
+	for i, dev := range []string{kern.UpcallStack, kern.UpcallSocket} {
 		l, err := r.NS.Link(dev)
 		if err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -198,7 +199,7 @@ func TestMasqueradedFlooder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	nstest.Eventually(t, "the flood is limited", func() bool { return r.counter(t, countLimited) > 100 })
+	nstest.Eventually(t, "the flood is limited", func() bool { return r.counter(t, kern.CountLimited) > 100 })
 	if err := echoes(dialFrom(t, r.Outside, netip.AddrPortFrom(friend, 0), at), nstest.Blocked); err != nil {
 		t.Errorf("beside a flood from somebody else: %v", err)
 	}
@@ -207,7 +208,7 @@ func TestMasqueradedFlooder(t *testing.T) {
 // On a kernel that does not describe itself the programs ask for no description.
 func TestProgramsWithoutKernelTypes(t *testing.T) {
 	nstest.Need(t, canRun)
-	spec, err := loadPod()
+	spec, err := kern.LoadPod()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +227,7 @@ func TestProgramsWithoutKernelTypes(t *testing.T) {
 		t.Fatal("none of the programs asks: the test is broken")
 	}
 	for _, p := range spec.Programs {
-		forgetKernel(p.Instructions)
+		kern.ForgetKernel(p.Instructions)
 	}
 	if n := wants(); n != 0 {
 		t.Errorf("%d of %d instructions still ask", n, asking)

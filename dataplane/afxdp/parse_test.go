@@ -11,6 +11,8 @@ import (
 	"github.com/google/gopacket/layers"
 	"golang.org/x/sys/unix"
 
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
+	"github.com/tierwall/tierwall/dataplane/afxdp/upcall"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/packet"
 )
@@ -47,7 +49,7 @@ func newKernel(t testing.TB, strict bool, change ...func(*ebpf.CollectionSpec)) 
 	if err := k.cfg.fill(); err != nil {
 		t.Fatal(err)
 	}
-	spec, err := loadPod()
+	spec, err := kern.LoadPod()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +83,7 @@ func newKernel(t testing.TB, strict bool, change ...func(*ebpf.CollectionSpec)) 
 	}
 	if !readsConnections() { // as loadNAT has it on such a kernel
 		set("nat", uint8(0))
-		if spec, err = withNAT(spec, false, strict); err != nil {
+		if spec, err = kern.WithNAT(spec, false, strict); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -101,7 +103,7 @@ func newKernel(t testing.TB, strict bool, change ...func(*ebpf.CollectionSpec)) 
 	if err := k.c.Maps["sockets"].Put(uint32(0), uint32(fd)); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.c.Maps["devices"].Put(uint32(loopback), &deviceState{}); err != nil {
+	if err := k.c.Maps["devices"].Put(uint32(loopback), &kern.DeviceState{}); err != nil {
 		t.Fatal(err)
 	}
 	return k
@@ -159,9 +161,9 @@ func (k *kernel) runIn(ctx skbContext, program string, frame []byte) (fate strin
 	}
 	after := k.counters()
 	fates := map[int]string{
-		countHit: passed, countUpcall: asked, countLater: deferred, countUnparsed: unparsed,
-		countDrop: dropped, countExempt: exempt,
-		countDenied: denied, countLimited: limited, countAloneDrop: alone, countAlonePass: left, countForged: forged, countAcross: across,
+		kern.CountHit: passed, kern.CountUpcall: asked, kern.CountLater: deferred, kern.CountUnparsed: unparsed,
+		kern.CountDrop: dropped, kern.CountExempt: exempt,
+		kern.CountDenied: denied, kern.CountLimited: limited, kern.CountAloneDrop: alone, kern.CountAlonePass: left, kern.CountForged: forged, kern.CountAcross: across,
 	}
 	n := 0
 	for i := range after {
@@ -181,7 +183,7 @@ func (k *kernel) runIn(ctx skbContext, program string, frame []byte) (fate strin
 	return fate, ctxOut.Mark, opt.DataOut
 }
 
-func (k *kernel) counters() (n [numCounters]uint64) {
+func (k *kernel) counters() (n [kern.NumCounters]uint64) {
 	for i := range n {
 		var perCPU []uint64
 		if err := k.c.Maps["counters"].Lookup(uint32(i), &perCPU); err != nil {
@@ -194,7 +196,7 @@ func (k *kernel) counters() (n [numCounters]uint64) {
 	return n
 }
 
-func (k *kernel) put(m string, key flowKey, s flowState) {
+func (k *kernel) put(m string, key kern.FlowKey, s kern.FlowState) {
 	k.t.Helper()
 	if err := k.c.Maps[m].Put(&key, &s); err != nil {
 		k.t.Fatal(err)
@@ -329,15 +331,15 @@ func TestKernelKeys(t *testing.T) {
 				if mark != 0x8000 {
 					t.Errorf("mark %#x: want our bits cleared and the others kept", mark)
 				}
-				if m, ok := readMeta(out, 0); fate == asked && (!ok || m != meta{Ifindex: loopback}) {
+				if m, ok := upcall.ReadMeta(out, 0); fate == asked && (!ok || m != upcall.Meta{Ifindex: loopback}) {
 					t.Errorf("metadata %+v, %v", m, ok)
 				}
 				var h packet.Headers
 				problem := packet.ParseEthernet(c.frame, &h)
 				if !c.key {
 					if problem == packet.OK && h.Key.Valid() {
-						name, _ := makeFlowKey(&h.Key)
-						k.put("flows", name, flowState{Generation: 1, Last: coarseNow()})
+						name, _ := kern.MakeFlowKey(&h.Key)
+						k.put("flows", name, kern.FlowState{Generation: 1, Last: kern.Now()})
 						if fate, _, _ := k.run("pod_ingress", c.frame, 0); fate == passed {
 							t.Error("passed by a flow that it may not be part of")
 						}
@@ -348,12 +350,12 @@ func TestKernelKeys(t *testing.T) {
 					t.Fatalf("the Go parser says %v", problem)
 				}
 				reverse := h.Key.Reverse()
-				name, back := makeFlowKey(&h.Key)
-				opened := map[bool]uint32{back: 0, !back: flowBack}[true] // against this packet
-				if r, _ := makeFlowKey(&reverse); r != name {
+				name, back := kern.MakeFlowKey(&h.Key)
+				opened := map[bool]uint32{back: 0, !back: kern.FlowBack}[true] // against this packet
+				if r, _ := kern.MakeFlowKey(&reverse); r != name {
 					t.Fatalf("the reverse has another name: %+v, %+v", r, name)
 				}
-				k.put("flows", name, flowState{Generation: 1, Last: coarseNow()})
+				k.put("flows", name, kern.FlowState{Generation: 1, Last: kern.Now()})
 				marks := 0x8000 | DefaultMarks.Fast
 				if k == strict {
 					marks |= DefaultMarks.Accept
@@ -371,7 +373,7 @@ func TestKernelKeys(t *testing.T) {
 				}
 				k.c.Maps["later"].Delete(&name)
 				// A change was about everything, or about one end; expired.
-				stale := flowState{Generation: 1, Last: coarseNow(), Cell: [2]uint16{7, 8}, Flags: opened}
+				stale := kern.FlowState{Generation: 1, Last: kern.Now(), Cell: [2]uint16{7, 8}, Flags: opened}
 				k.put("flows", name, stale)
 				for _, about := range []struct {
 					name     string
@@ -385,7 +387,7 @@ func TestKernelKeys(t *testing.T) {
 					k.put("flows", name, stale)
 					about.do()
 					fate, _, out = k.run("pod_ingress", c.frame, 0)
-					if m, _ := readMeta(out, 0); fate != asked || !m.Reply {
+					if m, _ := upcall.ReadMeta(out, 0); fate != asked || !m.Reply {
 						t.Errorf("after a change about %s: %s with %+v, want it asked as a reply", about.name, fate, m)
 					}
 					about.undo()
@@ -395,7 +397,7 @@ func TestKernelKeys(t *testing.T) {
 				if fate, _, _ = k.run("pod_ingress", c.frame, 0); fate != passed {
 					t.Errorf("after a change about somebody else: %s", fate)
 				}
-				var now flowState
+				var now kern.FlowState
 				if err := k.c.Maps["flows"].Lookup(&name, &now); err != nil || now.Generation != 2 {
 					t.Errorf("the flow is known to be judged by generation %d, %v, want 2", now.Generation, err)
 				}
@@ -404,25 +406,25 @@ func TestKernelKeys(t *testing.T) {
 				stale.Last -= 2e9
 				k.put("flows", name, stale)
 				fate, _, out = k.run("pod_ingress", c.frame, 0)
-				if m, _ := readMeta(out, 0); fate != asked || m.Reply {
+				if m, _ := upcall.ReadMeta(out, 0); fate != asked || m.Reply {
 					t.Errorf("with an expired flow: %s with %+v, want it asked as a new one", fate, m)
 				}
 				k.c.Maps["flows"].Delete(&name)
 				// Denied: in this direction, by this policy, for a moment.
 				no := name
 				no.Back = map[bool]uint8{true: 1}[back]
-				k.put("denied", no, flowState{Generation: 1, Last: coarseNow()})
+				k.put("denied", no, kern.FlowState{Generation: 1, Last: kern.Now()})
 				if fate, _, _ := k.run("pod_ingress", c.frame, 0); fate != denied {
 					t.Errorf("denied a moment ago: %s", fate)
 				}
-				for _, s := range []flowState{{Generation: 0, Last: coarseNow()}, {Generation: 1, Last: coarseNow() - 2e9}} {
+				for _, s := range []kern.FlowState{{Generation: 0, Last: kern.Now()}, {Generation: 1, Last: kern.Now() - 2e9}} {
 					k.put("denied", no, s)
 					if fate, _, _ := k.run("pod_ingress", c.frame, 0); fate != asked {
 						t.Errorf("denied long ago or by another policy, %+v: %s", s, fate)
 					}
 				}
 				no.Back ^= 1
-				k.put("denied", no, flowState{Generation: 1, Last: coarseNow()})
+				k.put("denied", no, kern.FlowState{Generation: 1, Last: kern.Now()})
 				if fate, _, _ := k.run("pod_ingress", c.frame, 0); fate != asked {
 					t.Errorf("denied in the other direction: %s", fate)
 				}
@@ -433,13 +435,13 @@ func TestKernelKeys(t *testing.T) {
 				if fate, _, _ := k.run("pod_egress", c.frame, 0); fate != deferred {
 					t.Errorf("towards the pod, judged by the later hook: %s", fate)
 				}
-				if err := k.c.Maps["later"].Lookup(&name, &flowState{}); err != nil {
+				if err := k.c.Maps["later"].Lookup(&name, &kern.FlowState{}); err != nil {
 					t.Errorf("its answer is not known to be the later hook's: %v", err)
 				}
 				k.c.Maps["later"].Delete(&name)
 				if fate, _, out := k.run("pod_egress", c.frame, DefaultMarks.Fast); fate != asked {
 					t.Errorf("towards the pod, accepted under another name: %s", fate)
-				} else if m, ok := readMeta(out, 0); !ok || !m.Egress {
+				} else if m, ok := upcall.ReadMeta(out, 0); !ok || !m.Egress {
 					t.Errorf("metadata %+v, %v", m, ok)
 				}
 			}
@@ -490,8 +492,8 @@ func TestKernelAgreesWithParser(t *testing.T) {
 		}
 		var h packet.Headers
 		problem := packet.ParseEthernet(frame, &h)
-		key, _ := makeFlowKey(&h.Key)
-		k.put("flows", key, flowState{Generation: 1, Last: coarseNow()})
+		key, _ := kern.MakeFlowKey(&h.Key)
+		k.put("flows", key, kern.FlowState{Generation: 1, Last: kern.Now()})
 		fate, _, _ := k.run("pod_ingress", frame, 0)
 		k.c.Maps["flows"].Delete(&key)
 		if fate != passed {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -99,7 +101,7 @@ func TestPinsOutliveTheBackend(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(path, "netns-*")); len(left) != 0 {
 		t.Errorf("left after Cleanup: %v", left)
 	}
-	if _, err := node.NS.Link(UpcallStack); err == nil {
+	if _, err := node.NS.Link(kern.UpcallStack); err == nil {
 		t.Error("the upcall pair is left after Cleanup")
 	}
 }
@@ -110,7 +112,7 @@ func TestPinsOutliveTheBackend(t *testing.T) {
 func TestDevicesChangeBeforeTheFirstTable(t *testing.T) {
 	t.Parallel()
 	nstest.Need(t, canRun)
-	for _, ways := range [][2]Attach{{AttachTCX, AttachTCX}, {AttachClsact, AttachTCX}, {AttachTCX, AttachClsact}, {AttachClsact, AttachClsact}} {
+	for _, ways := range [][2]attach.Mode{{attach.TCX, attach.TCX}, {attach.Clsact, attach.TCX}, {attach.TCX, attach.Clsact}, {attach.Clsact, attach.Clsact}} {
 		t.Run(string(ways[0]+" then "+ways[1]), func(t *testing.T) {
 			node := nstest.NewNode(t)
 			a, b := node.AddPod(t, "a"), node.AddPod(t, "b")
@@ -125,7 +127,7 @@ func TestDevicesChangeBeforeTheFirstTable(t *testing.T) {
 			r = startRig(t, node, c)
 			for i := range 5 {
 				node.AddPod(t, fmt.Sprintf("late%d", i))
-				time.Sleep(2 * settleTime)
+				time.Sleep(2 * attach.SettleTime)
 			}
 			if n := r.attached(); n != 0 {
 				t.Errorf("%d devices attached before a table says which", n)
@@ -142,7 +144,7 @@ func TestDevicesChangeBeforeTheFirstTable(t *testing.T) {
 			if n, datagrams := closed.Seen(), knocked.Seen(); n != 0 || datagrams != 0 {
 				t.Fatalf("%d denied connections and %d datagrams arrived", n, datagrams)
 			}
-			if filters, err := filtersIn(node.NS); err != nil || (len(filters) > 0) != (ways[1] == AttachClsact) {
+			if filters, err := filtersIn(node.NS); err != nil || (len(filters) > 0) != (ways[1] == attach.Clsact) {
 				t.Errorf("devices with filters: %v, %v", filters, err)
 			}
 		})
@@ -150,7 +152,7 @@ func TestDevicesChangeBeforeTheFirstTable(t *testing.T) {
 }
 
 func filtersIn(ns *netlab.NS) (names []string, err error) {
-	err = ns.Do(func() (err error) { names, err = Filters(); return err })
+	err = ns.Do(func() (err error) { names, err = attach.Filters(); return err })
 	return names, err
 }
 
@@ -209,7 +211,7 @@ func TestPinnedMapsOfAnotherForm(t *testing.T) {
 		if n := closed.Seen(); n != 0 {
 			t.Errorf("%d queues: %d denied connections arrived", queues, n)
 		}
-		if maps, _ := filepath.Glob(filepath.Join(path, "*", pinMaps+"*")); len(maps) != 1 {
+		if maps, _ := filepath.Glob(filepath.Join(path, "*", kern.PinMaps+"*")); len(maps) != 1 {
 			t.Errorf("%d queues: maps are pinned in %v, want one place", queues, maps)
 		}
 	}
@@ -269,7 +271,7 @@ func TestFullRing(t *testing.T) {
 		nstest.Eventually(t, "the ring works again", func() bool {
 			return a.NS.Probe("udp", s.Addr, nstest.Blocked) != nil && a.NS.Probe("udp", allowed.Addr, nstest.Blocked) == nil
 		})
-		if n := r.counter(t, countAlonePass); open != (n > 0) || r.fates(t)-before < offered {
+		if n := r.counter(t, kern.CountAlonePass); open != (n > 0) || r.fates(t)-before < offered {
 			t.Errorf("open %t: %d passed for want of room, %d packets counted", open, n, r.fates(t)-before)
 		}
 	}
@@ -363,7 +365,7 @@ func TestUpcallRate(t *testing.T) {
 						came++
 					}
 				}
-				return came+r.counter(t, countLimited) >= (sent+1)*99/100
+				return came+r.counter(t, kern.CountLimited) >= (sent+1)*99/100
 			})
 		}
 	}
@@ -378,7 +380,7 @@ func TestUpcallRate(t *testing.T) {
 	if most := uint64(1000*(took+50*time.Millisecond).Seconds()) + 50; came > most || came == 0 {
 		t.Errorf("%d packets of the flood came up in %v, want at most %d", came, took, most)
 	}
-	if n := r.counter(t, countLimited); came+n < offered*99/100 {
+	if n := r.counter(t, kern.CountLimited); came+n < offered*99/100 {
 		t.Errorf("%d of %d packets came up and %d were counted as too many", came, offered, n)
 	}
 }
@@ -396,7 +398,7 @@ func TestDeniedFlowsStayInTheKernel(t *testing.T) {
 	nstest.Eventually(t, "the first packet is judged", func() bool { return len(r.upcalls()) == 1 })
 	nstest.Eventually(t, "the kernel knows", func() bool {
 		c.Write([]byte("again"))
-		return r.counter(t, countDenied) >= 10
+		return r.counter(t, kern.CountDenied) >= 10
 	})
 	if up := r.upcalls(); len(up) > 2 { // those on their way when it was written
 		t.Errorf("came up again: %v", up)
@@ -429,7 +431,7 @@ func TestCountersAddUp(t *testing.T) {
 		// device counted when it first came; to its egress, one it did not
 		// count when it was taken away. Dropped on egress, it never counts.
 		got, want := r.fates(t)-before, frames(t, r.NS, a, b)-seen
-		return got >= want && got-want <= r.counter(t, countUpcall)+r.counter(t, countDrop)+r.counter(t, countDenied)
+		return got >= want && got-want <= r.counter(t, kern.CountUpcall)+r.counter(t, kern.CountDrop)+r.counter(t, kern.CountDenied)
 	})
 	var st dataplane.BackendStats
 	nstest.Eventually(t, "nothing moves any more", func() bool {
@@ -450,16 +452,16 @@ func TestCountersAddUp(t *testing.T) {
 	if dropped != st.Dropped || dropped == 0 {
 		t.Errorf("%d packets dropped by fate, %d in all", dropped, st.Dropped)
 	}
-	n := r.counter(t, countReceived)
-	if up := uint64(len(r.upcalls())); n != up || r.counter(t, countUpcall) != up {
-		t.Errorf("%d packets sent up, %d received, %d judged", r.counter(t, countUpcall), n, up)
+	n := r.counter(t, kern.CountReceived)
+	if up := uint64(len(r.upcalls())); n != up || r.counter(t, kern.CountUpcall) != up {
+		t.Errorf("%d packets sent up, %d received, %d judged", r.counter(t, kern.CountUpcall), n, up)
 	}
 }
 
 // fates sums the counters of which each packet takes one.
 func (r *rig) fates(t testing.TB) (n uint64) {
-	for i := range uint32(countStray) {
-		if i != countReturned {
+	for i := range uint32(kern.CountStray) {
+		if i != kern.CountReturned {
 			n += r.counter(t, i)
 		}
 	}
@@ -511,7 +513,7 @@ func TestUpdateWaitsForTheRing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	nstest.Eventually(t, "the ring is full", func() bool { return d.sock.lost() > 0 })
+	nstest.Eventually(t, "the ring is full", func() bool { return d.sock.Lost() > 0 })
 	if took := wait(); took < catchUpPatience || d.caughtUp.Load() {
 		t.Errorf("%v before a full ring that nobody reads", took)
 	}

@@ -94,7 +94,7 @@ func probeHere() (facts string, limits []string, err error) {
 		return "", nil, err
 	}
 	attached := 0
-	if err := b.thread.do(func() error { attached = b.devices.attached(); return nil }); err != nil {
+	if err := b.thread.do(func() error { attached = b.devices.Attached(); return nil }); err != nil {
 		return "", nil, err
 	}
 	if attached != 1 {

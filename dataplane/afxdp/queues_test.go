@@ -14,6 +14,8 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
+	"github.com/tierwall/tierwall/dataplane/afxdp/upcall"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -89,7 +91,7 @@ func TestQueuesChange(t *testing.T) {
 	conn := dial(t, a.NS, "tcp", open.Addr)
 	exchange(t, conn)
 	pair := func() int {
-		l, err := node.NS.Link(UpcallStack)
+		l, err := node.NS.Link(kern.UpcallStack)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,9 +113,9 @@ func TestQueuesChange(t *testing.T) {
 		if !same {
 			// The programs at work know the other pair, and are not led to believe
 			// that somebody is there.
-			up := r.counter(t, countUpcall)
+			up := r.counter(t, kern.CountUpcall)
 			nstest.Unreachable(t, a.NS, "tcp", open.Addr)
-			if n := r.counter(t, countUpcall) - up; n != 0 {
+			if n := r.counter(t, kern.CountUpcall) - up; n != 0 {
 				t.Errorf("%d queues: %d packets were sent to a pair that is gone", queues, n)
 			}
 		}
@@ -159,7 +161,7 @@ func TestOneWorkerHangs(t *testing.T) {
 	conn := dial(t, a.NS, "udp", netip.AddrPortFrom(b.Addr4, closedPort)) // each packet has to be judged
 	nstest.Eventually(t, "the daemon counts as dead", func() bool {
 		conn.Write([]byte("hello"))
-		return r.counter(t, countAloneDrop) > 0
+		return r.counter(t, kern.CountAloneDrop) > 0
 	})
 	// The other one was there all the time.
 	var d dataplane.Batch
@@ -167,10 +169,10 @@ func TestOneWorkerHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	nstest.Eventually(t, "it counts as alive again", func() bool {
-		up := r.counter(t, countUpcall)
+		up := r.counter(t, kern.CountUpcall)
 		backend.Drivers()[1].Recv(&d)
 		conn.Write([]byte("hello"))
-		return r.counter(t, countUpcall) > up
+		return r.counter(t, kern.CountUpcall) > up
 	})
 }
 
@@ -256,20 +258,20 @@ func TestVeiledEntriesAgree(t *testing.T) {
 	defer backend.Close()
 	end := func(s string) flow.Addr { return flow.AddrFrom(netip.MustParseAddr(s)) }
 	name := flow.Key{Src: end("10.0.0.1"), Dst: end("10.96.0.1"), SrcPort: 40000, DstPort: 80, Proto: flow.UDP}
-	key, _ := makeFlowKey(&name)
+	key, _ := kern.MakeFlowKey(&name)
 	backends := []flow.Addr{end("10.0.0.2"), end("10.0.0.3")}
 	accept := func(d *driver, backend flow.Addr) {
-		o := origin{
+		o := kern.Origin{
 			Client: name.Src, Service: name.Dst, Backend: backend, ClientPort: name.SrcPort,
-			ServicePort: name.DstPort, BackendPort: 8080, Proto: name.Proto, Flags: originNAT | originDNAT,
+			ServicePort: name.DstPort, BackendPort: 8080, Proto: name.Proto, Flags: kern.OriginNAT | kern.OriginDNAT,
 		}
 		var p dataplane.Packet
 		d.origins[0], d.names[0] = o, name
-		describeOrigin(&o, &p)
+		upcall.DescribeOrigin(&o, &p)
 		p.Headers.Key = p.Real
-		d.entries.reset()
-		d.remember(&p, flowState{Generation: 1})
-		d.entries.write()
+		d.entries.Reset()
+		d.remember(&p, kern.FlowState{Generation: 1})
+		d.entries.Write()
 	}
 	for round := range 2000 {
 		var workers sync.WaitGroup
@@ -277,25 +279,25 @@ func TestVeiledEntriesAgree(t *testing.T) {
 			workers.Go(func() { accept(d, backends[i]) })
 		}
 		workers.Wait()
-		var o origin
-		var s flowState
+		var o kern.Origin
+		var s kern.FlowState
 		if err := errors.Join(backend.objects.Origins.Lookup(&key, &o), backend.objects.Flows.Lookup(&key, &s)); err != nil {
 			t.Fatal(err)
 		}
-		if want := [2]uint16{cellOf(&o.Client), cellOf(&o.Backend)}; s.Cell != want {
+		if want := [2]uint16{kern.CellOf(&o.Client), kern.CellOf(&o.Backend)}; s.Cell != want {
 			t.Fatalf("round %d: the connection to %v is asked about under cells %d, want %d", round, o.Backend, s.Cell, want)
 		}
 	}
 	// Where one map cannot be written, the other does not speak for it.
 	d := backend.drivers[0]
-	closed, err := d.entries.flows.m.Clone()
+	closed, err := d.entries.Flows.M.Clone()
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.entries.flows.m = closed
+	d.entries.Flows.M = closed
 	closed.Close()
 	accept(d, backends[0])
-	var o origin
+	var o kern.Origin
 	if err := backend.objects.Origins.Lookup(&key, &o); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("an origin without its flow: %v (%v)", o.Backend, err)
 	}

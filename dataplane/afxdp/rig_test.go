@@ -189,7 +189,7 @@ func (r *rig) counter(t testing.TB, which uint32) (n uint64) {
 
 // exits is how many programs a device of the node has that is no pod's.
 func (r *rig) exits() int {
-	if r.backend.objects.onward {
+	if r.backend.objects.Onward {
 		return 1
 	}
 	return 0
@@ -197,7 +197,7 @@ func (r *rig) exits() int {
 
 // attached returns how many devices carry our programs.
 func (r *rig) attached() (n int) {
-	r.backend.thread.do(func() error { n = r.backend.devices.attached(); return nil })
+	r.backend.thread.do(func() error { n = r.backend.devices.Attached(); return nil })
 	return n
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 	"github.com/tierwall/tierwall/dataplane/packet"
@@ -27,7 +28,7 @@ func TestServiceIsJudgedByItsBackend(t *testing.T) {
 			t.Run(fmt.Sprintf("bridge %v, IPv%d", bridged, family), func(t *testing.T) {
 				t.Parallel()
 				r := newRig(t, Config{Strict: true})
-				if !r.backend.objects.onward {
+				if !r.backend.objects.Onward {
 					t.Fatal("no gate")
 				}
 				add := r.AddPod
@@ -86,7 +87,7 @@ func TestServiceIsJudgedByItsBackend(t *testing.T) {
 						}
 					}
 				}
-				if n := r.counter(t, countHeld); n != 0 {
+				if n := r.counter(t, kern.CountHeld); n != 0 {
 					t.Errorf("gate dropped %d packets", n)
 				}
 			})
@@ -119,7 +120,7 @@ func TestServiceBehindTheGate(t *testing.T) {
 					real = append(real, k)
 					return k.DstPort == openPort && k.Dst == flow.AddrFrom(end.addr)
 				}))
-				before := r.counter(t, countHeld)
+				before := r.counter(t, kern.CountHeld)
 				c := dial(t, a.NS, network, good) // TCP repeats its SYN
 				if network == "udp" && echoes(c, nstest.Blocked) == nil {
 					t.Errorf("%s, udp: the first packet passed, and nobody knew where it goes", name)
@@ -127,7 +128,7 @@ func TestServiceBehindTheGate(t *testing.T) {
 				for range 3 {
 					exchange(t, c)
 				}
-				if n := r.counter(t, countHeld) - before; n != 1 {
+				if n := r.counter(t, kern.CountHeld) - before; n != 1 {
 					t.Errorf("%s, %s: gate dropped %d packets, want the first", name, network, n)
 				}
 				d, err := a.NS.Dial(t.Context(), "udp", netip.AddrPort{}, bad)
@@ -244,7 +245,7 @@ func TestServiceOfTheNodeItself(t *testing.T) {
 		nstest.Reach(t, a.NS, network, nstest.Echo(t, r.NS, network, vip(4), openPort).Addr)
 		nstest.Unreachable(t, a.NS, network, nstest.Echo(t, r.NS, network, vip(4), closedPort).Addr)
 	}
-	if n := r.counter(t, countHeld); n != 0 {
+	if n := r.counter(t, kern.CountHeld); n != 0 {
 		t.Errorf("gate dropped %d packets", n)
 	}
 }

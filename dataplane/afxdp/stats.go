@@ -1,6 +1,9 @@
 package afxdp
 
-import "github.com/tierwall/tierwall/dataplane"
+import (
+	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
+)
 
 // Stats implements dataplane.Backend.
 func (b *Backend) Stats() dataplane.BackendStats {
@@ -18,17 +21,17 @@ func (b *Backend) Stats() dataplane.BackendStats {
 }
 
 func (b *Backend) stats() dataplane.BackendStats {
-	s := dataplane.BackendStats{Restored: b.devices.restored}
+	s := dataplane.BackendStats{Restored: b.devices.Restored}
 	alone := dataplane.PassUnheard
 	if !b.config.Strict {
 		alone = dataplane.LeaveUnheard
 	}
 	for which, fate := range map[uint32]dataplane.Fate{
-		countHit: dataplane.PassAccepted, countAcross: dataplane.PassAccelerated, countUpcall: dataplane.FateUpcall, countLater: dataplane.LeaveLater,
-		countUnparsed: dataplane.LeaveUnparsed, countDrop: dataplane.DropUnparsed, countExempt: dataplane.PassExempt,
-		countDenied: dataplane.DropDenied, countLimited: dataplane.DropLimited, countAloneDrop: dataplane.DropUnheard,
-		countAlonePass: alone, countUnknown: dataplane.DropUnknownPod, countForged: dataplane.DropForged,
-		countForeign: dataplane.PassForeign, countStray: dataplane.DropStray, countHeld: dataplane.DropHeld,
+		kern.CountHit: dataplane.PassAccepted, kern.CountAcross: dataplane.PassAccelerated, kern.CountUpcall: dataplane.FateUpcall, kern.CountLater: dataplane.LeaveLater,
+		kern.CountUnparsed: dataplane.LeaveUnparsed, kern.CountDrop: dataplane.DropUnparsed, kern.CountExempt: dataplane.PassExempt,
+		kern.CountDenied: dataplane.DropDenied, kern.CountLimited: dataplane.DropLimited, kern.CountAloneDrop: dataplane.DropUnheard,
+		kern.CountAlonePass: alone, kern.CountUnknown: dataplane.DropUnknownPod, kern.CountForged: dataplane.DropForged,
+		kern.CountForeign: dataplane.PassForeign, kern.CountStray: dataplane.DropStray, kern.CountHeld: dataplane.DropHeld,
 	} {
 		n := b.count(which)
 		s.Fates[fate] = n
@@ -39,7 +42,7 @@ func (b *Backend) stats() dataplane.BackendStats {
 	s.Accelerated, s.Upcalls = s.Fates[dataplane.PassAccelerated], s.Fates[dataplane.FateUpcall]
 	s.Bypassed = s.Fates[dataplane.PassAccepted] + s.Accelerated
 	if b.pair != nil {
-		s.Overflow = b.pair.lost()
+		s.Overflow = b.pair.Lost()
 	}
 	for _, d := range b.drivers {
 		s.Overflow += d.lostPackets()

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/tierwall/tierwall/classifier/flow"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 	"github.com/tierwall/tierwall/dataplane/packet"
@@ -52,7 +53,7 @@ func newWayRig(t *testing.T, ns *netlab.NS, change ...func(*ebpf.CollectionSpec)
 		}
 	})...)
 	for _, i := range []uint32{w.from, w.to} {
-		w.device(i, deviceOpen)
+		w.device(i, kern.DeviceOpen)
 		w.guard(i, 0)
 	}
 	w.home(w.to)
@@ -65,13 +66,13 @@ func (w *wayRig) home(index uint32) {
 	w.t.Helper()
 	for _, ip := range []net.IP{src4, src6} {
 		a, _ := netip.AddrFromSlice(ip)
-		if err := w.c.Maps["local_pods"].Put(flow.AddrFrom(a), &localPod{Ifindex: w.from}); err != nil {
+		if err := w.c.Maps["local_pods"].Put(flow.AddrFrom(a), &kern.LocalPod{Ifindex: w.from}); err != nil {
 			w.t.Fatal(err)
 		}
 	}
 	for _, ip := range []net.IP{dst4, dst6} {
 		a, _ := netip.AddrFromSlice(ip)
-		if err := w.c.Maps["local_pods"].Put(flow.AddrFrom(a), &localPod{Ifindex: index}); err != nil {
+		if err := w.c.Maps["local_pods"].Put(flow.AddrFrom(a), &kern.LocalPod{Ifindex: index}); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -79,14 +80,14 @@ func (w *wayRig) home(index uint32) {
 
 func (w *wayRig) device(index, flags uint32) {
 	w.t.Helper()
-	if err := w.c.Maps["devices"].Put(index, &deviceState{Own: [6]byte(w.own), Flags: flags}); err != nil {
+	if err := w.c.Maps["devices"].Put(index, &kern.DeviceState{Own: [6]byte(w.own), Flags: flags}); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
 func (w *wayRig) guard(index, bridge uint32) {
 	w.t.Helper()
-	if err := w.c.Maps["guards"].Put(index, &guardState{Flags: guardPod, Bridge: bridge}); err != nil {
+	if err := w.c.Maps["guards"].Put(index, &kern.GuardState{Flags: kern.GuardPod, Bridge: bridge}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -98,8 +99,8 @@ func (w *wayRig) flow(frame []byte, flags uint32) {
 	if p := packet.ParseEthernet(frame, &h); p != packet.OK {
 		w.t.Fatal(p)
 	}
-	name, _ := makeFlowKey(&h.Key)
-	w.put("flows", name, flowState{Generation: 1, Last: coarseNow() + 1e12, Flags: flags})
+	name, _ := kern.MakeFlowKey(&h.Key)
+	w.put("flows", name, kern.FlowState{Generation: 1, Last: kern.Now() + 1e12, Flags: flags})
 }
 
 // routed is the frame after the stack has routed it.
@@ -175,7 +176,7 @@ func TestWayIsLearnt(t *testing.T) {
 			{name: "from a bridge", out: same, change: func(*skbContext) { w.guard(w.from, 7) }},
 			{name: "between bridges", out: same, change: func(*skbContext) { w.guard(w.from, 7); w.guard(w.to, 8) }},
 			{name: "bridged", frame: bridged, out: same, change: func(*skbContext) { w.guard(w.from, 7); w.guard(w.to, 7) }, want: across},
-			{name: "closing", flags: flowClosing, frame: build(t, ether4, ipv4(6), &layers.TCP{SrcPort: 40000, DstPort: 8080, ACK: true, DataOffset: 5}, pay)},
+			{name: "closing", flags: kern.FlowClosing, frame: build(t, ether4, ipv4(6), &layers.TCP{SrcPort: 40000, DstPort: 8080, ACK: true, DataOffset: 5}, pay)},
 			{name: "a DNS query", frame: udp(40000, 53)},
 			{name: "a DNS answer", frame: udp(53, 40000)},
 			{name: "SCTP", frame: build(t, ether4, ipv4(132), gopacket.Payload(append([]byte{0x9c, 0x40, 0x1f, 0x90}, make([]byte, 40)...)))},
@@ -191,7 +192,7 @@ func TestWayIsLearnt(t *testing.T) {
 			}
 			w.forgetFront()
 			for _, i := range []uint32{w.from, w.to} {
-				w.device(i, deviceOpen)
+				w.device(i, kern.DeviceOpen)
 				w.guard(i, 0)
 			}
 			w.home(w.to)
@@ -228,7 +229,7 @@ func TestWayIsTriedAgain(t *testing.T) {
 		leaving := skbContext{Mark: DefaultMarks.Fast, Ifindex: w.to, IngressIfindex: w.from}
 		w.device(w.to, 0)
 		w.pass(frame, w.routed(frame), leaving)
-		w.device(w.to, deviceOpen)
+		w.device(w.to, kern.DeviceOpen)
 		w.pass(frame, w.routed(frame), leaving) // still as it was noted
 		time.Sleep(soon + 2*coarseTick(t))
 		w.pass(frame, w.routed(frame), leaving)

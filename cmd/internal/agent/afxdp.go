@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/tierwall/tierwall/dataplane/afxdp"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
 )
 
 // AttachConfig says which devices the afxdp backend's programs go onto, and how.
@@ -59,18 +60,18 @@ func (c *AttachConfig) options(failOpen bool) (devices []string, a afxdp.AttachC
 	if a.PodCIDRs, err = parseNetworks("afxdp.podCIDRs", c.PodCIDRs); err != nil {
 		errs = append(errs, err)
 	}
-	a.Attach, a.UplinkMode = afxdp.Attach(c.Attach), afxdp.UplinkMode(c.XDPMode)
+	a.Attach, a.UplinkMode = attach.Mode(c.Attach), attach.UplinkMode(c.XDPMode)
 	switch a.Attach {
-	case afxdp.AttachAuto, afxdp.AttachTCX, afxdp.AttachClsact, afxdp.AttachXDPGeneric:
+	case attach.Auto, attach.TCX, attach.Clsact, attach.XDPGeneric:
 	default:
 		errs = append(errs, fmt.Errorf("afxdp.attach: %q is not one of auto, tcx, clsact and xdp-generic", c.Attach))
 	}
 	switch a.UplinkMode {
-	case afxdp.UplinkOff, afxdp.UplinkNative, afxdp.UplinkGeneric:
+	case attach.UplinkOff, attach.UplinkNative, attach.UplinkGeneric:
 	default:
 		errs = append(errs, fmt.Errorf("afxdp.xdpMode: %q is not one of off, native and generic", c.XDPMode))
 	}
-	if a.UplinkMode != afxdp.UplinkOff && c.Uplinks == "" {
+	if a.UplinkMode != attach.UplinkOff && c.Uplinks == "" {
 		errs = append(errs, errors.New("afxdp.xdpMode: without afxdp.uplinks there is nothing to run on"))
 	}
 	a.Uplinks, a.Exclude = list(c.Uplinks), list(c.Exclude)

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tierwall/tierwall/dataplane/afxdp"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
 )
 
 func TestAttachOptions(t *testing.T) {
@@ -24,11 +24,11 @@ func TestAttachOptions(t *testing.T) {
 	if want := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:1::/64")}; !slices.Equal(a.PodCIDRs, want) {
 		t.Errorf("pod CIDRs %v", a.PodCIDRs)
 	}
-	if a.Attach != afxdp.AttachClsact || a.UplinkMode != afxdp.UplinkNative || a.AllowSpoofing || !a.PassUnknown {
+	if a.Attach != attach.Clsact || a.UplinkMode != attach.UplinkNative || a.AllowSpoofing || !a.PassUnknown {
 		t.Errorf("%+v", a)
 	}
 	d := Default()
-	if _, a, err := d.AFXDP.options(false); err != nil || a.AllowSpoofing || a.PassUnknown || a.UplinkMode != afxdp.UplinkOff {
+	if _, a, err := d.AFXDP.options(false); err != nil || a.AllowSpoofing || a.PassUnknown || a.UplinkMode != attach.UplinkOff {
 		t.Errorf("defaults: %+v, %v", a, err)
 	}
 	bad := AttachConfig{Attach: "tc", XDPMode: "skb", PodCIDRs: "10.244.1.1/24,::/0,pods"}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/afxdp"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
 )
 
@@ -93,7 +94,7 @@ func openBackends(c *Config, log *slog.Logger) (*choice, error) {
 	hooked := open("nfqueue", nf, nfErr)
 	xdp, xdpErr := newAFXDP(c, !hooked, log)
 	fast := open("afxdp", xdp, xdpErr)
-	if hooked && (!fast || c.AFXDP.Attach == string(afxdp.AttachXDPGeneric)) {
+	if hooked && (!fast || c.AFXDP.Attach == string(attach.XDPGeneric)) {
 		judgeBridges(nf)
 	}
 	if len(chosen.backends) == 1 {
@@ -144,7 +145,7 @@ func newNFQueue(c *Config, log *slog.Logger) (dataplane.Backend, error) {
 
 func newAFXDP(c *Config, strict bool, log *slog.Logger) (dataplane.Backend, error) {
 	// The guard alone needs none of what Probe looks for.
-	if c.AFXDP.Attach != string(afxdp.AttachXDPGeneric) {
+	if c.AFXDP.Attach != string(attach.XDPGeneric) {
 		if _, _, err := afxdp.Probe(); err != nil {
 			return nil, err
 		}

@@ -18,7 +18,8 @@ import (
 	"github.com/tierwall/tierwall/cmd/internal/operator"
 	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
-	"github.com/tierwall/tierwall/dataplane/afxdp"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/audit"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
 	"github.com/tierwall/tierwall/policy/lower"
@@ -217,8 +218,8 @@ type AFXDPConfig struct {
 
 // validate is as [NFQueueConfig]'s.
 func (c *AFXDPConfig) validate() (errs []error) {
-	if c.Queues < 0 || c.Queues > afxdp.MaxQueues {
-		errs = append(errs, fmt.Errorf("afxdp.queues: want 1 to %d, or 0 for one per CPU", afxdp.MaxQueues))
+	if c.Queues < 0 || c.Queues > kern.MaxQueues {
+		errs = append(errs, fmt.Errorf("afxdp.queues: want 1 to %d, or 0 for one per CPU", kern.MaxQueues))
 	}
 	if c.FlowEntries < 1024 || c.FlowEntries > maxEntries {
 		errs = append(errs, fmt.Errorf("afxdp.flowEntries: want at least 1024 and at most %d", maxEntries))
@@ -271,7 +272,7 @@ func Default() Config {
 		},
 		Conntrack:  ConntrackConfig{MaxConnections: 65536},
 		NFQueue:    NFQueueConfig{FirstQueue: 7300, QueueLength: 8192},
-		AFXDP:      AFXDPConfig{Queues: 1, FlowEntries: 262144, PinPath: afxdp.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
+		AFXDP:      AFXDPConfig{Queues: 1, FlowEntries: 262144, PinPath: kern.DefaultPinPath, UpcallRate: 50_000, UpcallBurst: 1024, AttachConfig: AttachConfig{Attach: "auto", AntiSpoofing: true, XDPMode: "off"}},
 		DNS:        defaultDNS(),
 		Metrics:    MetricsConfig{Address: "127.0.0.1:7380"},
 		Controller: operator.Default(),
@@ -321,7 +322,7 @@ func (c *Config) Validate() error {
 	errs = append(errs, c.NFQueue.validate()...)
 	errs = append(errs, c.DNS.validate(&c.NFQueue)...)
 	errs = append(errs, c.AFXDP.validate()...)
-	if c.Dataplane == "afxdp" && c.AFXDP.Attach == string(afxdp.AttachXDPGeneric) {
+	if c.Dataplane == "afxdp" && c.AFXDP.Attach == string(attach.XDPGeneric) {
 		errs = append(errs, errors.New("afxdp.attach: xdp-generic cannot judge packets: it needs nfqueue behind it (dataplane auto)"))
 	}
 	if c.Metrics.Address != "" {

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/tierwall/tierwall/cmd/internal/world"
-	"github.com/tierwall/tierwall/dataplane/afxdp"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
@@ -437,7 +437,7 @@ func (r *rig) cleanup() {
 		r.t.Fatal(err)
 	}
 	for _, l := range links {
-		if n := l.Attrs().Name; n == afxdp.UpcallStack || n == afxdp.UpcallSocket {
+		if n := l.Attrs().Name; n == kern.UpcallStack || n == kern.UpcallSocket {
 			r.t.Errorf("device %s is left", n)
 		}
 	}

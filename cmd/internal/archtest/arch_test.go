@@ -57,6 +57,26 @@ var rules = []forbid{
 		why:    "test support stays out of the binaries",
 	},
 	{
+		from: "dataplane/afxdp/xsk", to: []string{"classifier", "conntrack", "dataplane!", "dataplane/packet", "dataplane/afxdp!", "dataplane/afxdp/kern", "dataplane/afxdp/flows", "dataplane/afxdp/upcall", "dataplane/afxdp/attach"},
+		why: "rings know nothing of packets, policy or the programs",
+	},
+	{
+		from: "dataplane/afxdp/kern", to: []string{"dataplane/afxdp!", "dataplane/afxdp/attach", "dataplane/afxdp/flows", "dataplane/afxdp/upcall", "dataplane/afxdp/xsk", "classifier!", "conntrack"},
+		why: "what is loaded is below everything that uses it",
+	},
+	{
+		from: "dataplane/afxdp/flows", to: []string{"dataplane/afxdp!", "dataplane/afxdp/attach", "dataplane/afxdp/upcall", "dataplane/afxdp/xsk", "github.com/vishvananda"},
+		why: "which flows count depends neither on devices nor on sockets",
+	},
+	{
+		from: "dataplane/afxdp/attach", to: []string{"dataplane/afxdp!", "dataplane/afxdp/flows", "dataplane/afxdp/upcall", "dataplane/afxdp/xsk"},
+		why: "devices are attached without a socket or a flow in sight",
+	},
+	{
+		from: "dataplane/afxdp/upcall", to: []string{"dataplane/afxdp!", "dataplane/afxdp/flows"},
+		why: "frames are carried without knowing what is remembered of them",
+	},
+	{
 		from: "", to: []string{"os/exec"}, except: []string{"cmd", "bench"},
 		why: "the daemon starts no programs: static binary, small attack surface",
 	},
