@@ -113,9 +113,7 @@ func inZone(zone uint16) []expr.Any {
 // show. Of what it cannot know it does not say so.
 func TestPlain(t *testing.T) {
 	w := newWorld(t, Config{Queues: 1}, everything)
-	if !w.backend.fw.features.priority { // TestProbeOfPriority says whether it should be there
-		t.Skip("queues tell a packet's priority since Linux 5.18")
-	}
+	nstest.Since(t, "5.18", "queues that tell a packet's priority", w.backend.fw.features.priority)
 	vip := netip.MustParseAddr("10.96.0.10")
 	nstest.Echo(t, w.b.NS, "udp", w.b.Addr4, portGood)
 	nstest.Echo(t, w.b.NS, "udp", w.b.Addr6, portGood)

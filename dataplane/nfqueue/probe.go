@@ -1,6 +1,7 @@
 package nfqueue
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -57,8 +58,14 @@ func startQueueing(nsFD int) (priority bool, err error) {
 	// A kernel that knows the attribute refuses one that is too short. One that does
 	// not passes it over, and has no such queue of ours to give a verdict in.
 	verdict := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, nfDrop), 0)
-	err = ask(msgVerdict, appendAttr(appendAttr(nil, attrVerdict, verdict), nfqaPriority, []byte{0}))
-	return errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINVAL), nil
+	switch err := ask(msgVerdict, appendAttr(appendAttr(nil, attrVerdict, verdict), nfqaPriority, []byte{0})); {
+	case errors.Is(err, unix.ERANGE), errors.Is(err, unix.EINVAL):
+		return true, nil
+	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.EPERM): // nobody's queue, or another program's
+		return false, nil
+	default:
+		return false, fmt.Errorf("try whether queues tell a packet's priority: %w", cmp.Or(err, errors.New("the kernel took a verdict about nothing")))
+	}
 }
 
 // probeTable is there only while an expression is tried.
@@ -124,43 +131,116 @@ func (f *firewall) probe() error {
 	if err != nil {
 		return err
 	}
-	try := func(hooks []*nftables.ChainHook, exprs []expr.Any) error {
-		return f.try(nftables.TableFamilyINet, hooks, exprs)
+	if f.features, err = findFeatures(f.config, f.try); err != nil {
+		return err
 	}
-	if err := try(judgedHooks, ctMarkHas(f.config.Marks.Accept)); err != nil {
-		if errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("ask the kernel for nf_tables: CAP_NET_ADMIN (or root) is needed: %w", err)
-		}
-		return &dataplane.MissingError{
-			Piece:  "nf_tables with connection marks",
-			Module: "-a nf_tables nft_ct nf_conntrack", Option: "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET, CONFIG_NFT_CT and CONFIG_NF_CONNTRACK_MARK", Cause: err,
-		}
-	}
-	native := try(judgedHooks, queue(f.config, features{queueExpr: true}))
-	if native != nil {
-		target := queue(f.config, features{})
-		// In a table of family inet the kernel does not know which module to load for
-		// a target of xtables; in one of family ip it does.
-		_ = f.try(nftables.TableFamilyIPv4, arrivedHooks, target)
-		if err := try(judgedHooks, target); err != nil {
-			return &dataplane.MissingError{
-				Piece:  "rule that queues packets, neither nftables' own nor xtables' NFQUEUE",
-				Module: "nft_queue", Option: "CONFIG_NFT_QUEUE (or CONFIG_NFT_COMPAT and CONFIG_NETFILTER_XT_TARGET_NFQUEUE)",
-				Cause: fmt.Errorf("queue: %w; NFQUEUE: %w", native, err),
-			}
-		}
-	}
-	f.features.queueExpr = native == nil
-	f.features.fib = try(judgedHooks, sourceIsLocal()) == nil
-	f.features.back = try(arrivedHooks, noWayBack()) == nil
-	f.features.backEarly = !f.features.back && try(earlyHooks, noWayBack()) == nil
-	f.features.reject = try(judgedHooks, reject(unix.NFT_REJECT_TCP_RST, 0)) == nil
-	f.features.zones = try(judgedHooks, ctZoned()) == nil
 	f.features.priority = priority
 	if f.config.pretend != nil {
 		f.config.pretend(&f.features)
 	}
 	return nil
+}
+
+// A trier tries a rule in hooks: (*firewall).try.
+type trier func(nftables.TableFamily, []*nftables.ChainHook, []expr.Any) error
+
+// findFeatures finds out which rules the kernel takes. What it lacks is left out of the
+// ruleset, so a rule counts as unknown to the kernel only if the kernel says that: where
+// trying it fails for another reason, what would be left out is not known to be missing.
+func findFeatures(c Config, try trier) (f features, err error) {
+	inet := nftables.TableFamilyINet
+	if err := try(inet, judgedHooks, ctMarkHas(c.Marks.Accept)); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			return f, fmt.Errorf("ask the kernel for nf_tables: CAP_NET_ADMIN (or root) is needed: %w", err)
+		}
+		return f, &dataplane.MissingError{
+			Piece:  "nf_tables with connection marks",
+			Module: "-a nf_tables nft_ct nf_conntrack", Option: "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET, CONFIG_NFT_CT and CONFIG_NF_CONNTRACK_MARK", Cause: err,
+		}
+	}
+	if f.queueExpr, err = findQueue(c, try); err != nil {
+		return f, err
+	}
+	for _, want := range []struct {
+		name  string
+		found *bool
+		hooks []*nftables.ChainHook
+		rule  []expr.Any
+	}{
+		{"fib saddr type", &f.fib, judgedHooks, sourceIsLocal()},
+		{"fib saddr . iif", &f.back, arrivedHooks, noWayBack()},
+		{"fib saddr . iif before routing", &f.backEarly, earlyHooks, noWayBack()},
+		{"reject", &f.reject, judgedHooks, reject(unix.NFT_REJECT_TCP_RST, 0)},
+		{"ct zone", &f.zones, judgedHooks, ctZoned()},
+	} {
+		if want.found == &f.backEarly && f.back {
+			continue
+		}
+		err := try(inet, want.hooks, want.rule)
+		if err != nil && !unknownToKernel(err) {
+			return f, fmt.Errorf("try whether the kernel has nftables' %q: %w", want.name, err)
+		}
+		*want.found = err == nil
+	}
+	return f, nil
+}
+
+// findQueue reports whether the kernel has nftables' own queue expression. If it has
+// neither that nor the target of xtables, the error says so.
+func findQueue(c Config, try trier) (native bool, err error) {
+	inet := nftables.TableFamilyINet
+	expression := try(inet, judgedHooks, queue(c, features{queueExpr: true}))
+	if expression == nil {
+		return true, nil
+	}
+	target := queue(c, features{})
+	// In a table of family inet the kernel does not know which module to load for
+	// a target of xtables; in one of family ip it does.
+	_ = try(nftables.TableFamilyIPv4, arrivedHooks, target)
+	if err := try(inet, judgedHooks, target); err != nil {
+		return false, &dataplane.MissingError{
+			Piece:  "rule that queues packets, neither nftables' own nor xtables' NFQUEUE",
+			Module: "nft_queue", Option: "CONFIG_NFT_QUEUE (or CONFIG_NFT_COMPAT and CONFIG_NETFILTER_XT_TARGET_NFQUEUE)",
+			Cause: fmt.Errorf("queue: %w; NFQUEUE: %w", expression, err),
+		}
+	}
+	return false, nil
+}
+
+// unknownToKernel reports whether all that a transaction failed with is what the kernel
+// answers to a rule it does not have: no such expression or module, not in this hook or
+// family, no such attribute.
+func unknownToKernel(err error) bool {
+	var all interface{ Unwrap() []error }
+	if errors.As(err, &all) {
+		parts := all.Unwrap()
+		for _, e := range parts {
+			if !unknownToKernel(e) {
+				return false
+			}
+		}
+		return len(parts) > 0
+	}
+	for _, no := range []unix.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EINVAL, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.EPROTOTYPE} {
+		if errors.Is(err, no) {
+			return true
+		}
+	}
+	return false
+}
+
+var errNoFib = dataplane.MissingError{
+	Piece:  "way to tell whether a packet's source is forged (nftables' fib expression)",
+	Module: "-a nft_fib_inet nft_fib_ipv4 nft_fib_ipv6", Option: "CONFIG_NFT_FIB_INET, CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6",
+}
+
+// Lacks returns what was configured and the backend cannot do on this kernel, or nil.
+func (b *Backend) Lacks() error {
+	f := b.fw.features
+	if b.config.AllowSpoofing || f.fib && (f.back || f.backEarly) {
+		return nil
+	}
+	return &errNoFib
 }
 
 // Facts says in a line how the backend works on this kernel, for operators.

@@ -2,6 +2,7 @@ package nfqueue
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -130,8 +131,11 @@ func TestForgedSourceByEitherHook(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newCluster(t, Config{Queues: 1, pretend: pretend})
-			if f := w.backend.fw.features; !f.back && !f.backEarly || pretend == nil && !f.back {
-				t.Skip("the kernel has no fib expression there")
+			f := w.backend.fw.features
+			if pretend == nil {
+				nstest.Since(t, "5.19", "fib expression with the device in the forward hook", f.back)
+			} else {
+				nstest.Since(t, "4.10", "fib expression with the device before routing", f.backEarly)
 			}
 			w.judge.policy(everything)
 			victim := w.AddPod(t, "victim") // a policed pod, too: w.a is who is called
@@ -169,5 +173,72 @@ func TestForgedSourceByEitherHook(t *testing.T) {
 			nstest.Reach(t, victim.NS, "udp", at(w.a.Addr6, portGood))
 			w.asked(t, 1)
 		})
+	}
+}
+
+// A rule that could not be tried is not one that the kernel does not know: the backend
+// used to start without what it had not been able to try, and dropped no forged sources
+// then.
+func TestFailedProbeIsAnError(t *testing.T) {
+	c, err := Config{}.complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	find := func(fail int, with error) (features, error) {
+		calls = 0
+		return findFeatures(c, func(nftables.TableFamily, []*nftables.ChainHook, []expr.Any) error {
+			if calls++; calls == fail {
+				return with
+			}
+			return nil
+		})
+	}
+	all, err := find(0, nil)
+	if want := (features{queueExpr: true, fib: true, back: true, reject: true, zones: true}); err != nil || all != want {
+		t.Fatalf("of a kernel that takes everything: %+v, %v, want %+v", all, err, want)
+	}
+	n := calls
+	for i := 2; i <= n; i++ { // the first is needed in any case
+		for _, unknown := range []error{
+			unix.ENOENT, unix.EOPNOTSUPP, unix.EINVAL,
+			fmt.Errorf("netlink receive: %w", errors.Join(unix.EOPNOTSUPP, unix.EOPNOTSUPP)),
+		} {
+			if got, err := find(i, unknown); err != nil || got == all {
+				t.Errorf("try %d fails with %v: %+v, %v, want one feature less", i, unknown, got, err)
+			}
+		}
+		if i == 2 { // nftables' own queue expression: there is another way
+			continue
+		}
+		for _, failed := range []error{unix.ENOMEM, unix.ENOBUFS, unix.EBUSY, unix.EPERM, unix.EINTR, errors.Join(unix.EOPNOTSUPP, unix.ENOMEM), errors.New("netlink: closed")} {
+			if got, err := find(i, failed); err == nil || !errors.Is(err, failed) {
+				t.Errorf("try %d fails with %v: %+v, %v, want that error", i, failed, got, err)
+			}
+		}
+	}
+}
+
+// What was configured and the kernel cannot do is an error that names the piece.
+func TestLacks(t *testing.T) {
+	for name, c := range map[string]struct {
+		features features
+		allow    bool
+		lacks    bool
+	}{
+		"all":                  {features{fib: true, back: true}, false, false},
+		"before routing":       {features{fib: true, backEarly: true}, false, false},
+		"the node's own only":  {features{fib: true}, false, true},
+		"nothing":              {features{}, false, true},
+		"nothing, as accepted": {features{}, true, false},
+	} {
+		b := &Backend{config: Config{AllowSpoofing: c.allow}, fw: &firewall{features: c.features}}
+		err := b.Lacks()
+		if (err != nil) != c.lacks {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), `run "modprobe -a nft_fib_inet`) {
+			t.Errorf("%s: %q does not say what to do", name, err)
+		}
 	}
 }

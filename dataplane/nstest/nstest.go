@@ -1,12 +1,18 @@
 package nstest
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
 
@@ -40,6 +46,54 @@ func Need(t testing.TB, pieces ...Piece) {
 			t.Skipf("privileged test cannot run: %v", err)
 		}
 	}
+}
+
+// Since skips a test about a feature that Linux has had since a version, such as
+// "6.6", on an older kernel that lacks it. RequireEnv does not forbid that: it is about
+// the machine, and the kernel is what it is. On that version or a later one the feature
+// has to be there: see Need.
+func Since(t testing.TB, version, feature string, has bool) {
+	t.Helper()
+	if has {
+		return
+	}
+	release := dataplane.KernelRelease()
+	if olderThan(release, version) {
+		t.Skipf("Linux %s has no %s, which came with %s", release, feature, version)
+	}
+	Need(t, func() error { return fmt.Errorf("Linux %s should have %s (since %s)", release, feature, version) })
+}
+
+// olderThan compares the first two numbers of kernel releases.
+func olderThan(release, version string) bool {
+	var major, minor, wantMajor, wantMinor int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n != 2 {
+		return false
+	}
+	if n, _ := fmt.Sscanf(version, "%d.%d", &wantMajor, &wantMinor); n != 2 {
+		return false
+	}
+	return major < wantMajor || major == wantMajor && minor < wantMinor
+}
+
+// TwoProcessors skips the test on a machine that has one, and fails it under RequireEnv
+// if the process may not use the first two of several.
+func TwoProcessors(t testing.TB) {
+	t.Helper()
+	online, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if err == nil && strings.TrimSpace(string(online)) == "0" {
+		t.Skip("the machine has one processor, and the test is about two")
+	}
+	Need(t, func() error {
+		var all unix.CPUSet
+		if err := unix.SchedGetaffinity(0, &all); err != nil {
+			return err
+		}
+		if !all.IsSet(0) || !all.IsSet(1) {
+			return errors.New("the process may not use CPUs 0 and 1")
+		}
+		return nil
+	})
 }
 
 // NS is a namespace that ends with its test.

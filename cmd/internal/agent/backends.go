@@ -20,6 +20,8 @@ type choice struct {
 	missing map[string]error
 	// facts says how each one that runs works on this kernel, by name.
 	facts map[string]string
+	// lacks has what was configured and a backend that runs cannot do on this kernel.
+	lacks []error
 	// unjudgers are those that can tell which devices they do not judge.
 	unjudgers []unjudger
 }
@@ -32,12 +34,17 @@ func (c *choice) add(b dataplane.Backend) {
 	if w, ok := b.(worker); ok {
 		c.facts[b.Name()] = w.Facts()
 	}
+	if l, ok := b.(interface{ Lacks() error }); ok {
+		if err := l.Lacks(); err != nil {
+			c.lacks = append(c.lacks, fmt.Errorf("%s does not find forged sources: %w. If that is what you want, write \"afxdp: {antiSpoofing: false}\"", b.Name(), err))
+		}
+	}
 	if u, ok := b.(unjudger); ok {
 		c.unjudgers = append(c.unjudgers, u)
 	}
 }
 
-// lacking returns which backend is missed, or nil. Without
+// lacking returns which backend is missed, and what those that run cannot do, or nil. Without
 // nfqueue what afxdp cannot judge is dropped, and pods without a veth device of their
 // own are not judged at all: to accept that somebody has to write it. Without afxdp
 // nfqueue judges the same, only slower.
@@ -46,7 +53,7 @@ func (c *choice) lacking() error {
 		return fmt.Errorf("dataplane auto: nfqueue cannot run: %w. Until it can, afxdp alone drops what it cannot judge (fragments, …) and DNS names are not learnt. "+
 			"If that is what you want, write \"dataplane: afxdp\"", err)
 	}
-	return nil
+	return errors.Join(c.lacks...)
 }
 
 // openBackends starts the backends that c.Dataplane asks for, in the current

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strings"
 	"syscall"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/cmd/internal/api"
+	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 )
 
@@ -75,5 +77,30 @@ func TestAutoWithoutNFQueueIsNotReady(t *testing.T) {
 				t.Errorf("the log does not say it:\n%s", log)
 			}
 		})
+	}
+}
+
+// short is a backend that cannot do on this kernel what was configured.
+type short struct{ dataplane.Backend }
+
+func (short) Name() string { return "nfqueue" }
+func (short) Lacks() error { return errors.New("the kernel has no fib") }
+
+// Where forged sources should be dropped and are not found, the node is not ready. It
+// used to say so in a line of the log only, among what works.
+func TestLackOfAntiSpoofingIsNotReady(t *testing.T) {
+	c := choice{facts: map[string]string{}}
+	if err := c.lacking(); err != nil {
+		t.Fatal(err)
+	}
+	c.add(short{})
+	err := c.lacking()
+	if err == nil {
+		t.Fatal("the node is ready")
+	}
+	for _, want := range []string{"nfqueue does not find forged sources", "the kernel has no fib", `"afxdp: {antiSpoofing: false}"`} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q lacks %q", err, want)
+		}
 	}
 }
