@@ -45,6 +45,7 @@ func (r *rig) learn(t testing.TB, c net.Conn) {
 // Packets of accepted flows between pods go across once their way is known, both
 // directions, TCP and UDP; the stack sees the others.
 func TestAcross(t *testing.T) {
+	needWays(t)
 	for _, strict := range []bool{true, false} {
 		r := newRig(t, Config{Strict: strict, Accelerate: true})
 		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
@@ -106,6 +107,10 @@ func TestLargeTransferAcross(t *testing.T) {
 }
 
 func largeTransferAcross(t *testing.T, mode attach.Mode) {
+	needWays(t)
+	if mode == attach.TCX {
+		needTCX(t)
+	}
 	r := newRig(t, Config{Strict: true, Accelerate: true, AttachConfig: AttachConfig{Attach: mode}})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)
@@ -172,6 +177,7 @@ func TestAcrossLooksRouted(t *testing.T) {
 // device, and those at the end of their way.
 func TestStackAnswers(t *testing.T) {
 	t.Parallel()
+	needWays(t)
 	for _, family := range []int{4, 6} {
 		r := newRig(t, Config{Strict: true, Accelerate: true})
 		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
@@ -256,6 +262,7 @@ func TestStackAnswers(t *testing.T) {
 // A change of policy cuts what it denies with the next packet, and only that.
 func TestPolicyChangeAcross(t *testing.T) {
 	t.Parallel()
+	needWays(t)
 	for _, network := range []string{"udp", "tcp"} {
 		for _, family := range []int{4, 6} {
 			r := newRig(t, Config{Strict: true, Accelerate: true})
@@ -383,6 +390,7 @@ func TestDestinationMoves(t *testing.T) {
 // Between ports of a bridge packets go across as they are.
 func TestAcrossBridge(t *testing.T) {
 	t.Parallel()
+	needWays(t)
 	for _, strict := range []bool{true, false} {
 		r := newRig(t, Config{Strict: strict, Accelerate: true})
 		addBridge(t, r.Node)

@@ -1,6 +1,7 @@
 package afxdp
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -260,7 +261,11 @@ func (b *Backend) load(maxFrame int) error {
 	}
 	b.objects, err = kern.Load(spec, b.pins, kern.LoadOptions{Strict: b.config.Strict, NoNAT: b.config.noNAT, Adopted: b.pair.Adopted, ProbeGate: attach.ProbeGate})
 	if err == nil && b.objects.Blind != nil {
-		b.log.Warn("translated connections cannot be read: who is masqueraded counts as unknown, and Services are judged by their addresses where there is no later hook",
+		level := slog.LevelWarn
+		if b.config.Strict { // nobody behind judges them by their real ends
+			level = slog.LevelError
+		}
+		b.log.Log(context.Background(), level, "translated connections cannot be read: who is masqueraded counts as unknown, and Services are judged by their addresses where there is no later hook",
 			"reason", b.objects.Blind)
 	}
 	return err

@@ -60,7 +60,8 @@ func pinned(t *testing.T, wg *sync.WaitGroup, cpu int, f func() error) {
 // changes of policy bring both up all the time. No answer is taken for a flow of its
 // own, which policy would deny, and nothing that is denied passes.
 func TestDirectionsOnTwoQueues(t *testing.T) {
-	nstest.Need(t, canRun, twoCPUs)
+	nstest.TwoProcessors(t)
+	nstest.Need(t, canRun)
 	// The kernel's map of flows knows directions, too: once with it, and once while
 	// everything is taken out of it all the time.
 	for _, forget := range []bool{false, true} {

@@ -66,7 +66,8 @@ func hookRuns() error {
 // queue it comes up on: with the engine's own workers, in short turns, while some
 // connections go on in the kernel and others begin. And every packet is accounted for.
 func TestPolicyFlips(t *testing.T) {
-	nstest.Need(t, canRun, twoCPUs)
+	nstest.TwoProcessors(t)
+	nstest.Need(t, canRun)
 	for _, c := range []struct {
 		name       string
 		fast, hook bool

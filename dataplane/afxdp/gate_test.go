@@ -45,6 +45,7 @@ func (r *rig) gates(t testing.TB) (output, input int) {
 // Service that leads there is judged by its backend.
 func TestGateIsWhereItIsNeeded(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	r := newRig(t, Config{Strict: true})
 	a := r.AddPod(t, "a")
 	r.know(t, a)
@@ -124,14 +125,11 @@ func sendOut(t *testing.T, c net.Conn, tun *netlink.Tuntap, backend netip.Addr, 
 // its backend is now.
 func TestDeviceThatAppearsAfterACrash(t *testing.T) {
 	t.Parallel()
-	nstest.Need(t, canRun)
+	needReads(t)
 	node := nstest.NewNode(t)
 	a := node.AddPod(t, "a")
 	path := nstest.BPFFS(t)
 	r := startRig(t, node, Config{Strict: true, PinPath: path})
-	if !r.backend.objects.Onward {
-		t.Skip("connections cannot be read here (Linux 6.4 with BTF)")
-	}
 	good, bad := r.Outside4, netip.MustParseAddr("198.51.100.2")
 	r.policy(judges(func(k flow.Key) bool { return k.Dst == flow.AddrFrom(good) }))
 	r.know(t, a)

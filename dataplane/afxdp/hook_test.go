@@ -141,6 +141,7 @@ func TestForgedMark(t *testing.T) {
 // that was told to trust the mark.
 func TestDNATIsJudgedUnderItsRealName(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	for _, strict := range []bool{true, false} {
 		r := newRig(t, Config{Strict: strict})
 		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")

@@ -134,15 +134,12 @@ func TestInherit(t *testing.T) {
 // Translated flows are asked about by their real ends, and are good under both names.
 func TestInheritTranslated(t *testing.T) {
 	t.Parallel()
-	nstest.Need(t, canRun)
+	needReads(t)
 	node := nstest.NewNode(t)
 	a, b := node.AddPod(t, "a"), node.AddPod(t, "b")
 	c := Config{Strict: true, PinPath: nstest.BPFFS(t)}
 	start := func(pass func(flow.Key) bool) *rig {
 		r := startRig(t, node, c)
-		if !r.backend.objects.Onward {
-			t.Skip("connections cannot be read here (Linux 6.4 with BTF)")
-		}
 		r.policy(judges(pass))
 		r.inherit()
 		r.know(t, a, b)

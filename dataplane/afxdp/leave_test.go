@@ -43,6 +43,7 @@ func datagram(t *testing.T, from, to netip.AddrPort, src, dst net.HardwareAddr, 
 // often the pod tries.
 func TestAnswersOfTheForgotten(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	r := newRig(t, Config{Strict: true})
 	b := r.AddPod(t, "b")
 	r.know(t, b)
@@ -98,6 +99,7 @@ func TestExitsOfAnEarlierRun(t *testing.T) {
 // connection to a Service that it says to be of.
 func TestBridgePortNobodyWatches(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	for _, strict := range []bool{true, false} {
 		r := newRig(t, Config{Strict: strict, AttachConfig: AttachConfig{Exclude: []string{"wire0"}}})
 		addBridge(t, r.Node)
@@ -184,6 +186,7 @@ func masqueradeTo(t *testing.T, ns *netlab.NS, to netip.Addr) {
 // masqueraded under the same name later.
 func TestAnswerToTheNodeIsNobodyElses(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	for _, exclude := range [][]string{nil, {netlab.Uplink}} {
 		r := newRig(t, Config{Strict: true, AttachConfig: AttachConfig{Exclude: exclude}})
 		b := r.AddPod(t, "b")
@@ -236,6 +239,7 @@ func nodeAddrTo(t *testing.T, r *rig, p *netlab.Pod) netip.Addr {
 // node's address is nobody's, and does not leave.
 func TestUntrackedServiceDoesNotLeave(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	r := newRig(t, Config{Strict: true})
 	a := r.AddPod(t, "a")
 	r.know(t, a)

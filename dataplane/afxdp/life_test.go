@@ -17,8 +17,19 @@ import (
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 )
 
-// programs returns how many tcx programs are on a device, both directions.
-func programs(t *testing.T, ns *netlab.NS, device string) (n int) {
+// programs returns how many programs are on a device, both directions: by tcx, or by
+// clsact where the kernel has no tcx.
+func programs(t *testing.T, ns *netlab.NS, device string) int {
+	t.Helper()
+	if hasTCX() {
+		return tcxPrograms(t, ns, device)
+	}
+	all, _ := filters(t, ns, device)
+	return len(all)
+}
+
+// tcxPrograms is programs on a kernel with tcx.
+func tcxPrograms(t *testing.T, ns *netlab.NS, device string) (n int) {
 	t.Helper()
 	l, err := ns.Link(device)
 	if err != nil {
@@ -204,6 +215,7 @@ func TestDevicePatterns(t *testing.T) {
 // Another agent's program on the device keeps its place and sees each packet.
 func TestOtherProgramsStay(t *testing.T) {
 	t.Parallel()
+	needTCX(t)
 	r := newRig(t, Config{Strict: true})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	l, err := r.NS.Link(a.HostDevice)

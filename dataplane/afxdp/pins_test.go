@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -114,6 +115,9 @@ func TestDevicesChangeBeforeTheFirstTable(t *testing.T) {
 	nstest.Need(t, canRun)
 	for _, ways := range [][2]attach.Mode{{attach.TCX, attach.TCX}, {attach.Clsact, attach.TCX}, {attach.TCX, attach.Clsact}, {attach.Clsact, attach.Clsact}} {
 		t.Run(string(ways[0]+" then "+ways[1]), func(t *testing.T) {
+			if slices.Contains(ways[:], attach.TCX) {
+				needTCX(t)
+			}
 			node := nstest.NewNode(t)
 			a, b := node.AddPod(t, "a"), node.AddPod(t, "b")
 			c := Config{Strict: true, PinPath: nstest.BPFFS(t), AttachConfig: AttachConfig{Attach: ways[0]}}

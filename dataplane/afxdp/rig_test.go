@@ -10,10 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
+	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
 	"github.com/tierwall/tierwall/dataplane/nstest"
 	"github.com/tierwall/tierwall/dataplane/nstest/netlab"
 	"github.com/tierwall/tierwall/dataplane/packet"
@@ -35,6 +37,40 @@ func canRun() error {
 func readsConnections() bool {
 	facts, err := probed()
 	return err == nil && strings.Contains(facts, "can be read")
+}
+
+// needReads skips a test about what takes a packet's connection, where that cannot be
+// read.
+func needReads(t testing.TB) {
+	t.Helper()
+	nstest.Need(t, canRun)
+	nstest.Since(t, "6.4", "programs that read a packet's connection", readsConnections())
+}
+
+// needWays skips a test about packets of TCP that go across (bpf/across.h), where the
+// programs cannot tell which connections are tracked, and leave TCP to the stack.
+func needWays(t testing.TB) {
+	t.Helper()
+	nstest.Need(t, canRun)
+	has := false
+	if spec, err := btf.LoadKernelSpec(); err == nil {
+		var f *btf.Func
+		has = spec.TypeByName("bpf_cast_to_kern_ctx", &f) == nil
+	}
+	nstest.Since(t, "6.2", "programs that tell whether a packet's connection is tracked", has)
+}
+
+// hasTCX reports whether the kernel has tcx. Where it has not, the programs are on clsact.
+func hasTCX() bool {
+	facts, err := probed()
+	return err == nil && strings.Contains(facts, "attached by "+string(attach.TCX))
+}
+
+// needTCX skips a test of tcx where there is none.
+func needTCX(t testing.TB) {
+	t.Helper()
+	nstest.Need(t, canRun)
+	nstest.Since(t, "6.6", "tcx", hasTCX())
 }
 
 // openPort is what the rig's policy allows to everybody; closedPort is denied.

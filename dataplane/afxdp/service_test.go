@@ -23,6 +23,7 @@ import (
 // the policy of the client says about the Service's address does not matter.
 func TestServiceIsJudgedByItsBackend(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	for _, bridged := range []bool{false, true} {
 		for _, family := range []int{4, 6} {
 			t.Run(fmt.Sprintf("bridge %v, IPv%d", bridged, family), func(t *testing.T) {
@@ -99,6 +100,7 @@ func TestServiceIsJudgedByItsBackend(t *testing.T) {
 // stops the first packet, and the next one is judged by what gate saw.
 func TestServiceBehindTheGate(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	for _, family := range []int{4, 6} {
 		r := newRig(t, Config{Strict: true, AttachConfig: AttachConfig{Exclude: []string{netlab.Uplink}}})
 		a := r.AddPod(t, "a")
@@ -162,6 +164,7 @@ func TestServiceBehindTheGate(t *testing.T) {
 // before it.
 func TestServiceIsJudgedAgain(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	r := newRig(t, Config{Strict: true})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.know(t, a, b)
@@ -254,6 +257,7 @@ func TestServiceOfTheNodeItself(t *testing.T) {
 // the translation it quotes.
 func TestErrorsOfTranslatedConnections(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	r := newRig(t, Config{Strict: true})
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.know(t, a, b)
@@ -300,6 +304,7 @@ func TestErrorsOfTranslatedConnections(t *testing.T) {
 // accepted for the first is not the second's.
 func TestServiceLeadsElsewhere(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	for _, exclude := range [][]string{nil, {netlab.Uplink}} {
 		r := newRig(t, Config{Strict: true, AttachConfig: AttachConfig{Exclude: exclude}})
 		a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
