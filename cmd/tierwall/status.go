@@ -239,6 +239,9 @@ func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error 
 		}
 	}
 	line("", "failMode %s, established %s", st.Dataplane.FailMode, st.Dataplane.Established)
+	if st.Dataplane.Kernel != "" {
+		line("", "kernel %s", st.Dataplane.Kernel)
+	}
 	p := &st.Policy
 	line("policy", "table %d, hash %s", p.Generation, orNone(p.Hash))
 	line("", "%s, %s, %s, %s", cli.Plural(p.Objects, "object"), cli.Plural(p.Rules, "rule"), cli.Plural(p.Isolations, "isolation"), cli.Plural(p.Pods, "pod"))

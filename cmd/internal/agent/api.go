@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tierwall/tierwall/cmd/internal/api"
+	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/audit"
 	"github.com/tierwall/tierwall/policy/diag"
 )
@@ -37,6 +38,7 @@ func (d *daemon) apiStatus(started time.Time) api.Status {
 		Version: version(), Node: d.cfg.Node, Started: started, Ready: true,
 		Dataplane: api.Dataplane{
 			Backends: d.names, Why: d.why, FailMode: d.cfg.FailMode, Established: d.cfg.Established, Probes: d.probes(),
+			Kernel: dataplane.KernelRelease(),
 		},
 		Source: d.apiSource(),
 	}

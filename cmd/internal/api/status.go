@@ -44,6 +44,7 @@ type Dataplane struct {
 	Probes      []Probe `json:"probes"`
 	FailMode    string  `json:"failMode"`
 	Established string  `json:"established"`
+	Kernel      string  `json:"kernel,omitempty"` // the node's release, as "uname -r" prints it
 }
 
 // Probe is what became of one backend at start.
