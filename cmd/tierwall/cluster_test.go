@@ -60,9 +60,9 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.asked = append(s.asked, r.URL.Path)
 	refused := slices.Contains(s.forbidden, r.URL.Path)
+	text, ok := s.more[r.URL.Path]
 	s.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
-	text, ok := s.more[r.URL.Path]
 	if !ok {
 		text, ok = apiAnswers[r.URL.Path]
 	}

@@ -81,12 +81,15 @@ type browser struct {
 	sent []string // hosts that were asked
 }
 
+// reboundName is a name of somebody else's that resolves to this machine.
+const reboundName = "rebound.test"
+
 // openTab starts Chromium with its own profile. width and height are of the page.
 func openTab(tb testing.TB, width, height int64) *browser {
 	tb.Helper()
 	opts := append([]chromedp.ExecAllocatorOption{}, chromedp.DefaultExecAllocatorOptions[:]...)
 	opts = append(opts, chromedp.ExecPath(needBrowser(tb)), chromedp.NoSandbox, chromedp.UserDataDir(tb.TempDir()), chromedp.WindowSize(int(width), int(height)),
-		chromedp.WSURLReadTimeout(time.Minute))
+		chromedp.WSURLReadTimeout(time.Minute), chromedp.Flag("host-resolver-rules", "MAP "+reboundName+" 127.0.0.1"))
 	alloc, cancelAlloc := chromedp.NewExecAllocator(context.Background(), opts...)
 	ctx, cancel := chromedp.NewContext(alloc)
 	ctx, cancelTime := context.WithTimeout(ctx, 3*time.Minute)

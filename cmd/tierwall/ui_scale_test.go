@@ -145,6 +145,15 @@ func BenchmarkUIStream(b *testing.B) {
 		if n["shown"]+n["hidden"] != n["seen"] {
 			b.Errorf("shown %d, hidden %d, seen %d", n["shown"], n["hidden"], n["seen"])
 		}
+		if n["seen"] != written {
+			b.Errorf("%d records were written, %d counted", written, n["seen"])
+		}
+		if n["rows"] > 400 {
+			b.Errorf("%d rows are kept", n["rows"])
+		}
+		if grown := late - early; grown > 4096 {
+			b.Errorf("the page's memory grew by %.0f KiB", grown)
+		}
 		b.ReportMetric(float64(written), "written")
 		b.ReportMetric(float64(written-n["seen"]), "missing")
 		b.ReportMetric(float64(n["rows"]), "rows")

@@ -19,7 +19,7 @@ const firstRows = 60;
 
 // plain makes a selector's text form easier to read: {} is every pod, and of
 // {namespace="shop" pods("app"=["db"])} the names stay.
-export const plain = (s) => (s === "{}" ? "every pod" : s.replace(/^\{|\}$/g, "").replace(/"([^"]*)"=\["([^"\]]*)"\]/g, "$1=$2").replace(/namespace="([^"]*)"/g, "namespace $1,").replace(/,\s*$/, ", every pod"));
+export const plain = (s) => (s === "{}" ? "every pod" : s.replace(/^\{|\}$/g, "").replace(/"([^"]*)"=\[([^\]]*)\]/g, (_, k, v) => k + "=" + v.slice(1, -1).split('" "').join(" or ")).replace(/namespace="([^"]*)"/g, "namespace $1,").replace(/,\s*$/, ", every pod"));
 
 export default async function mount(el, params, app) {
   const text = h("input", { type: "search", placeholder: "name, namespace, label…", value: params.get("q") || "" });

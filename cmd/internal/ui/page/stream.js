@@ -3,7 +3,9 @@ import { h, clear, verdict, sign, tone, plural, policyLink, path, problem, debou
 import { Series, plot, format } from "./plot.js";
 
 const most = 400; // rows in the page
-const fields = [["policy", "Policy", "shop/db"], ["from", "From", "shop/frontend, 10.0.0.0/8"], ["to", "To", "shop/"], ["port", "Port", "5432/TCP"], ["namespace", "Namespace", "shop"], ["rule", "Rule", "ingress[0]"], ["node", "Node", "node-1"], ["band", "Band", "admin"], ["reason", "Reason", "isolation"], ["direction", "Direction", "ingress"], ["label", "Log label", ""]];
+const fields = [["policy", "Policy", "shop/db"], ["from", "From", "shop/frontend, 10.0.0.0/8"], ["to", "To", "shop/"], ["port", "Port", "5432/TCP"], ["namespace", "Namespace", "shop"], ["rule", "Rule", "ingress[0]"], ["node", "Node", "node-1"], ["band", "Band", "admin"], ["reason", "Reason", "isolation"], ["direction", "Direction", "ingress"], ["pod", "Pod, either end", "shop/db"], ["cidr", "Address, either end", "10.0.0.0/8"], ["protocol", "Protocol", "UDP"], ["stage", "Stage", "audit"], ["kind", "Kind", "lost"], ["label", "Log label", ""]];
+
+const s = { deny: new Series(), allow: new Series(), all: new Series() }; // outlives the view
 
 export default async function mount(el, params, app) {
   const inputs = Object.fromEntries(fields.map(([n, , hold]) => [n, h("input", { type: "search", value: params.getAll(n).join(","), placeholder: hold, spellcheck: "false" })]));
@@ -11,7 +13,7 @@ export default async function mount(el, params, app) {
   const names = ["Drop", "Reject", "Allow", "would-drop"];
   const pause = h("button", { type: "button", "aria-pressed": "false" }, "Pause"), counts = h("span", { class: "num" }), state = h("div", { role: "status", class: "small dim" });
   const body = h("tbody", {}), say = h("div", {}), notes = h("div", {});
-  const s = { deny: new Series(), allow: new Series(), all: new Series() };
+  for (const one of Object.values(s)) one.gap();
   const plots = [plot("Refused", "records/s", "--drop", s.deny, true), plot("Allowed", "records/s", "--allow", s.allow), plot("All records", "/s", "--focus", s.all)];
   el.append(
     h("div", { class: "head" }, h("div", { class: "grow" }, h("h1", {}, "What is decided now"), h("p", {}, "Refusals first, and the policy that refuses. What is too much to show is counted.")), pause),
