@@ -49,7 +49,7 @@ func TestCheckCleanIsEmptyLists(t *testing.T) {
 // where there is nothing to do.
 func TestFindingsWithoutTheHintField(t *testing.T) {
 	r := tierwall(t, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n", "check", "-m", "-", "-o", "json")
-	if !strings.Contains(r.out, "ignored: not used for policy") || !strings.Contains(r.out, `"hint": ""`) {
+	if !strings.Contains(r.out, "1 object ignored, not used for policy: 1 ConfigMap") || !strings.Contains(r.out, `"hint": ""`) {
 		t.Errorf("exit code %d: %s", r.code, r.out)
 	}
 }

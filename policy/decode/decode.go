@@ -36,10 +36,7 @@ type Decoder struct {
 // [IsCluster]); those with an error are left out. Cluster objects carry neither
 // Raw nor Lines. Data without a single object is not an error here.
 func (d *Decoder) Decode(file string, data []byte) ([]*api.Object, diag.List) {
-	r := reader{kinds: append(slices.Clip(d.Kinds), clusterKinds...), file: file}
-	if d.Workloads {
-		r.kinds = append(r.kinds, workloadKinds...)
-	}
+	r := d.reader(file)
 	docs, bad := r.documents(data)
 	if bad != nil {
 		r.report(&r.found.Errors, api.Ref{}, *bad)
@@ -60,6 +57,14 @@ func (d *Decoder) Decode(file string, data []byte) ([]*api.Object, diag.List) {
 		}
 	}
 	return r.objects, r.found
+}
+
+func (d *Decoder) reader(file string) reader {
+	r := reader{kinds: append(slices.Clip(d.Kinds), clusterKinds...), file: file}
+	if d.Workloads {
+		r.kinds = append(r.kinds, workloadKinds...)
+	}
+	return r
 }
 
 // Duplicates reports every object that is there twice: same group, kind,
@@ -177,12 +182,19 @@ func (r *reader) document(root *node) {
 		r.report(&r.found.Errors, api.Ref{}, problem{line: root.line, message: "expected an object, got " + withArticle(root.kind.String()), hint: hint})
 		return
 	}
-	kind, items := root.get("kind").str(), root.get("items")
+	kind, items := root.get("kind").str(), itemsOf(root)
 	if kind == "List" || strings.HasSuffix(kind, "List") && items != nil {
 		r.list(root, kind, items)
 		return
 	}
 	r.object(root, "", "")
+}
+
+func itemsOf(root *node) *node {
+	if items := root.get("items"); items != nil {
+		return items
+	}
+	return root.get("Items")
 }
 
 // list decodes the items of a v1 List, as kubectl prints, or of an XxxList, as
@@ -202,7 +214,7 @@ func (r *reader) list(root *node, kind string, items *node) {
 	}
 	for i := range root.fields {
 		switch f := &root.fields[i]; f.key {
-		case "apiVersion", "kind", "metadata", "items":
+		case "apiVersion", "kind", "metadata", "items", "Items": // Go programs without JSON names write the last
 		default:
 			bad(f.value, f.key, fmt.Sprintf("unknown field %q", f.key), "a list has only items")
 		}
@@ -218,16 +230,21 @@ func (r *reader) list(root *node, kind string, items *node) {
 		return
 	}
 	for i, it := range items.items {
-		path := index("items", i)
-		itemKind := it.get("kind").str()
-		switch {
-		case it.kind != mapNode:
-			bad(it, path, "expected an object, got "+withArticle(it.kind.String()), "an item is a whole object with apiVersion, kind and metadata")
-		case itemKind == "List" || strings.HasSuffix(itemKind, "List") && it.get("items") != nil:
-			bad(it, path, "a list inside a list", "move its items up")
-		default:
-			r.object(it, version, elem)
-		}
+		r.listItem(it, i, version, elem, bad)
+	}
+}
+
+// listItem decodes an item of a list. version and kind are what items inherit.
+func (r *reader) listItem(it *node, i int, version, kind string, bad func(n *node, path, message, hint string)) {
+	path := index("items", i)
+	itemKind := it.get("kind").str()
+	switch {
+	case it.kind != mapNode:
+		bad(it, path, "expected an object, got "+withArticle(it.kind.String()), "an item is a whole object with apiVersion, kind and metadata")
+	case itemKind == "List" || strings.HasSuffix(itemKind, "List") && it.get("items") != nil:
+		bad(it, path, "a list inside a list", "move its items up")
+	default:
+		r.object(it, version, kind)
 	}
 }
 

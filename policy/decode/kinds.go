@@ -1,7 +1,10 @@
 package decode
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -10,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tierwall/tierwall/policy/api"
+	"github.com/tierwall/tierwall/policy/diag"
 	"github.com/tierwall/tierwall/policy/foreign"
 )
 
@@ -76,7 +80,52 @@ func (r *reader) unknownKind(group, version, kind string) (p problem, isError bo
 	case foreignPolicy:
 		return problem{path: "kind", message: notEnforced, hint: hint}, true
 	}
-	return problem{path: "kind", message: fmt.Sprintf("%s ignored: not used for policy", gvk)}, false
+	return problem{path: "kind", message: gvk + ignored}, false
+}
+
+// ignored ends the message about an object that policies have no use for.
+const ignored = " ignored: not used for policy"
+
+// SumIgnored puts one warning in the place of those about objects that policies have no
+// use for: of a dump of a cluster they are most.
+func SumIgnored(l *diag.List) {
+	count, files := map[string]int{}, map[string]bool{}
+	total := 0
+	l.Warnings = slices.DeleteFunc(l.Warnings, func(d diag.Diagnostic) bool {
+		if !strings.HasSuffix(d.Message, ignored) {
+			return false
+		}
+		file, _ := diag.SplitLine(d.File)
+		files[file] = true
+		count[d.Object.Kind]++
+		total++
+		return true
+	})
+	if total == 0 {
+		return
+	}
+	kinds := slices.SortedFunc(maps.Keys(count), func(a, b string) int {
+		return cmp.Or(count[b]-count[a], strings.Compare(a, b))
+	})
+	const most = 8
+	var parts []string
+	for _, k := range kinds[:min(len(kinds), most)] {
+		parts = append(parts, fmt.Sprintf("%d %s", count[k], k))
+	}
+	if len(kinds) > most {
+		parts = append(parts, fmt.Sprintf("%d other kinds", len(kinds)-most))
+	}
+	objects := "objects"
+	if total == 1 {
+		objects = "object"
+	}
+	d := diag.Diagnostic{Message: fmt.Sprintf("%d %s ignored, not used for policy: %s", total, objects, strings.Join(parts, ", "))}
+	if len(files) == 1 {
+		for file := range files {
+			d.File = file
+		}
+	}
+	l.Warnings = append(l.Warnings, d)
 }
 
 // sameName returns the policy kind of a name in the group that is most like the one

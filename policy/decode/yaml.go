@@ -175,6 +175,7 @@ func (c *converter) alias(y *yaml.Node, depth int) *node {
 
 func (c *converter) fields(n *node, y *yaml.Node, depth int) {
 	seen := make(map[string]int, len(y.Content)/2)
+	var merged []*yaml.Node
 	for i := 0; i+1 < len(y.Content); i += 2 {
 		k, v := y.Content[i], y.Content[i+1]
 		if k.Kind == yaml.AliasNode {
@@ -185,7 +186,7 @@ func (c *converter) fields(n *node, y *yaml.Node, depth int) {
 			c.problem(k, "a key must be a string, this one is a "+kindWord(k), "write a name before the `:`")
 			continue
 		case k.ShortTag() == "!!merge":
-			c.problem(k, "merge keys (<<) are not supported", "write the fields out")
+			merged = append(merged, v)
 			continue
 		}
 		if first, dup := seen[k.Value]; dup {
@@ -200,6 +201,33 @@ func (c *converter) fields(n *node, y *yaml.Node, depth int) {
 			f.odd = boolNode.String() // kubectl turns the key y into "true"
 		}
 		n.fields = append(n.fields, f)
+	}
+	for _, m := range merged {
+		c.merge(n, m, depth, seen)
+	}
+}
+
+// merge adds the fields of what a merge key (<<) names, a map or a list of maps, that
+// are not there yet: the map's own come first, then those of earlier maps.
+func (c *converter) merge(n *node, y *yaml.Node, depth int, seen map[string]int) {
+	from := c.convert(y, depth+1)
+	list := []*node{from}
+	if from.kind == listNode {
+		list = from.items
+	}
+	for _, m := range list {
+		switch m.kind {
+		case badNode: // said already
+		case mapNode:
+			for _, f := range m.fields {
+				if _, has := seen[f.key]; !has {
+					seen[f.key] = f.line
+					n.fields = append(n.fields, f)
+				}
+			}
+		default:
+			c.problem(y, "a merge key (<<) takes a mapping or a list of mappings, this is "+withArticle(m.kind.String()), "name an anchor of a mapping: `<<: *name`")
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 // noHint are findings that need nobody to do anything.
-var noHint = []string{" ignored: not used for policy", " is not known to this version and ignored"}
+var noHint = []string{" ignored: not used for policy", " ignored, not used for policy: ", " is not known to this version and ignored"}
 
 // TestFindingsWithoutAHint: every finding of every test case of the decoder and the
 // dialects says what to do.

@@ -91,7 +91,7 @@ func readManifests(paths []string, stdin io.Reader) ([]*api.Object, *inventory.S
 			return nil, nil, diag.List{}, fmt.Errorf("read manifests: %w", err)
 		}
 	}
-	loader := manifests.Loader{Kinds: lower.Kinds(), Inventory: inventory.Options{AssignAddresses: true, Workloads: true}, Stdin: stdin}
+	loader := manifests.Loader{Kinds: lower.Kinds(), Inventory: inventory.Options{AssignAddresses: true, Workloads: true}, Offline: true, Stdin: stdin}
 	objs, snap, found := loader.Load(paths...)
 	return objs, snap, found, nil
 }

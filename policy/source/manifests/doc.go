@@ -19,7 +19,8 @@
 // that truncates before it writes would otherwise switch a wall off for a
 // moment), a directory without a file, a file above [MaxFile] or all above
 // [MaxTotal], a file that is not a regular one, a duplicate object.
-// A file of nothing but comments is meant, and is a warning.
+// A file of nothing but comments is meant, and is a warning. The limits are for daemons;
+// what a person reads by hand has none ([Loader].Offline).
 //
 // # How a change is noticed
 //

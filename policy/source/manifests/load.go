@@ -15,8 +15,8 @@ import (
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
-// Size limits in bytes. A file is read whole, and reading YAML takes tens of
-// times its size in memory.
+// Size limits in bytes, for a daemon. A file is read whole, and reading YAML takes tens
+// of times its size in memory. Offline tools have none: see [Loader].Offline.
 const (
 	MaxFile  = 8 << 20
 	MaxTotal = 64 << 20
@@ -30,7 +30,10 @@ type Loader struct {
 	Kinds []api.Kind // the policy kinds, as the dialects list them
 	// Inventory is for the offline tools; leave it zero in a daemon.
 	Inventory inventory.Options
-	Stdin     io.Reader // read for path [Stdin]; nil is os.Stdin
+	// Offline is for what a person reads by hand: input of any size, pipes given as a
+	// path, and one warning for all objects that policies have no use for.
+	Offline bool
+	Stdin   io.Reader // read for path [Stdin]; nil is os.Stdin
 }
 
 // Load is [Loader.Load] with nothing but kinds.
@@ -43,7 +46,7 @@ func Load(path string, kinds []api.Kind) ([]*api.Object, *inventory.Snapshot, di
 // findings, sorted. With error findings the rest is incomplete: good for more
 // findings, not for use. The snapshot is never nil.
 func (l Loader) Load(paths ...string) ([]*api.Object, *inventory.Snapshot, diag.List) {
-	r := run{dec: decode.Decoder{Kinds: l.Kinds, Workloads: l.Inventory.Workloads}}
+	r := run{dec: decode.Decoder{Kinds: l.Kinds, Workloads: l.Inventory.Workloads}, offline: l.Offline}
 	for i, path := range paths {
 		switch {
 		case path != Stdin:
@@ -59,6 +62,9 @@ func (l Loader) Load(paths ...string) ([]*api.Object, *inventory.Snapshot, diag.
 	r.found.Add(decode.Duplicates(r.objs))
 	snap, found := inventory.Build(r.objs, l.Inventory)
 	r.found.Add(found)
+	if l.Offline {
+		decode.SumIgnored(&r.found)
+	}
 	r.found.Sort()
 	policies := make([]*api.Object, 0, len(r.objs))
 	for _, o := range r.objs {
@@ -75,11 +81,15 @@ type run struct {
 	objs  []*api.Object
 	found diag.List
 	total int64
+
+	offline bool
+	given   string // the path that is being read
 }
 
 // path reads a directory or a file.
 func (r *run) path(path string) {
 	files := 0
+	r.given = path
 	err := walk(path, func(file string, info fs.FileInfo) {
 		files++
 		r.file(file, info)
@@ -114,10 +124,11 @@ func (r *run) walkErrors(path string, err error) {
 
 func (r *run) file(path string, info fs.FileInfo) {
 	switch {
+	case r.offline && path == r.given: // a pipe that somebody names is meant to be read
 	case !info.Mode().IsRegular():
 		r.fail(path, "not a regular file", "put plain files into the directory") // reading a pipe would wait forever
 		return
-	case info.Size() > MaxFile:
+	case info.Size() > MaxFile && !r.offline:
 		r.tooLarge(path, fmt.Sprintf("the file has %d bytes", info.Size()))
 		return
 	}
@@ -139,6 +150,14 @@ func (r *run) tooLarge(path, what string) {
 
 // read decodes one input.
 func (r *run) read(name string, in io.Reader) {
+	if r.offline {
+		objs, found, n, err := r.dec.DecodeReader(name, in)
+		if err != nil {
+			r.walkErrors(name, err)
+		}
+		r.add(name, objs, found, n == 0)
+		return
+	}
 	data, err := io.ReadAll(io.LimitReader(in, MaxFile+1))
 	if err != nil {
 		r.walkErrors(name, err)
@@ -155,13 +174,18 @@ func (r *run) read(name string, in io.Reader) {
 		return
 	}
 	objs, found := r.dec.Decode(name, data)
+	r.add(name, objs, found, len(bytes.TrimSpace(data)) == 0)
+}
+
+// add keeps what a file has. A file of nothing is an error if it is empty.
+func (r *run) add(name string, objs []*api.Object, found diag.List, empty bool) {
 	r.objs = append(r.objs, objs...)
 	r.found.Add(found)
 	if len(objs) > 0 || len(found.Errors) > 0 || len(found.Warnings) > 0 {
 		return
 	}
 	none := diag.Diagnostic{File: name, Message: "the file has no objects"}
-	if len(bytes.TrimSpace(data)) > 0 {
+	if !empty {
 		none.Hint = "remove the file if that is meant"
 		r.found.Warnings = append(r.found.Warnings, none)
 		return
