@@ -172,7 +172,7 @@ func (w *Worker) judge(s *snapshot, k flow.Key, via flow.Service, host uint8) (c
 			mine := w.host.IsHost(k.Src)
 			src, dst = src && !mine, dst && !mine && !w.host.IsHost(k.Dst)
 		}
-		if src || dst {
+		if src || dst || w.perhapsHere(s, &k, host) {
 			return classifier.Decision{Verdict: classifier.Drop}, CauseUnknownLocal
 		}
 	}
@@ -187,6 +187,14 @@ func (w *Worker) judge(s *snapshot, k flow.Key, via flow.Service, host uint8) (c
 		return s.classifier.Lookup(k), CausePolicy
 	}
 	return s.classifier.LookupVia(k, via), CausePolicy
+}
+
+// perhapsHere reports whether a connection is to an address that pods of any node may
+// have, and no known pod or node has: a pod of this node, perhaps, that has just started,
+// and whose device our programs may not be on yet. What such a pod sends meets them first.
+func (w *Worker) perhapsHere(s *snapshot, k *flow.Key, host uint8) bool {
+	return w.networks != nil && host&hostDst == 0 && w.networks.IsPodNetwork(k.Dst) &&
+		!s.classifier.IsPod(k.Dst) && !s.classifier.IsNode(k.Dst) && (w.host == nil || !w.host.IsHost(k.Dst))
 }
 
 // denied reports a denial by judge.
@@ -226,6 +234,9 @@ func (w *Worker) first(p *Packet, s *snapshot, now int64) Path {
 		return DropUnsolicited
 	}
 	host := hostEnds(p, p.Reply)
+	if !p.Final && w.engine.cfg.FailMode == FailClosed && w.perhapsHere(s, &k, host) {
+		return DeferDenied // the later hook sees the device it leaves by
+	}
 	d, cause := w.judge(s, k, p.Service, host)
 	if d.Verdict != classifier.Allow {
 		if w.opened(p, now) {

@@ -136,6 +136,15 @@ type TunnelKnower interface {
 	IsTunnel(proto flow.Proto, port uint16) bool
 }
 
+// PodNetworkKnower is a Driver that knows networks from which pods of any node get
+// addresses, where the table does not know which of them are this node's.
+type PodNetworkKnower interface {
+	Driver
+	// IsPodNetwork reports whether an address is in such a network. Only for new
+	// connections, and when policy changes, is it asked.
+	IsPodNetwork(flow.Addr) bool
+}
+
 // FlowKnower is a Driver that can look up what its kernel side remembers, for
 // packets that are about a connection without being part of it.
 type FlowKnower interface {

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/tierwall/tierwall/classifier"
@@ -372,6 +373,62 @@ func TestHostIsDeferred(t *testing.T) {
 		}
 		if path, _ := x.feedTo(&d.quietDriver, Packet{Frame: Segment(t, c.src, c.dst, Flags{SYN: true}, 1)}); path != c.want {
 			t.Errorf("%s to %s: took %v, want %v", c.src, c.dst, path, c.want)
+		}
+	}
+}
+
+// networkDriver is a driver that knows a network of pods.
+type networkDriver struct {
+	Driver
+	network netip.Prefix
+}
+
+func (d *networkDriver) IsPodNetwork(a flow.Addr) bool { return d.network.Contains(a.Netip()) }
+
+// TestPodNetwork: what is opened to an address that a pod of this node may have, and no
+// known pod or node has, is left to the later hook, or dropped where there is none.
+func TestPodNetwork(t *testing.T) {
+	syn := Flags{SYN: true}
+	const unknown = "10.0.0.200:80"
+	known := Key(flow.TCP, a4, b4).Dst
+	for _, c := range []struct {
+		name string
+		cfg  Config
+		stub *Stub
+		p    Packet
+		want Path
+	}{
+		{"a later hook", Config{}, &Stub{}, Packet{Frame: Segment(t, a4, unknown, syn, 1)}, DeferDenied},
+		{"none", Config{}, &Stub{}, Packet{Final: true, Frame: Segment(t, a4, unknown, syn, 1)}, DropUnknownLocal},
+		{"a known pod", Config{}, &Stub{Pods: map[flow.Addr]bool{known: true}}, Packet{Frame: Segment(t, a4, b4, syn, 1)}, PassNew},
+		{"a node", Config{}, &Stub{Nodes: map[flow.Addr]bool{known: true}}, Packet{Frame: Segment(t, a4, b4, syn, 1)}, PassNew},
+		{"the host", Config{}, &Stub{}, Packet{Final: true, ToHost: true, Frame: Segment(t, a4, unknown, syn, 1)}, PassNew},
+		{"from the host", Config{}, &Stub{}, Packet{Final: true, FromHost: true, Frame: Segment(t, a4, unknown, syn, 1)}, PassNew},
+		{"fail mode open", Config{FailMode: FailOpen}, &Stub{}, Packet{Frame: Segment(t, a4, unknown, syn, 1)}, PassNew},
+		{"elsewhere", Config{}, &Stub{}, Packet{Frame: Segment(t, a4, "192.0.2.9:80", syn, 1)}, PassNew},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := newBench(t, c.cfg)
+			x.w.networks = &networkDriver{x.w.driver, netip.MustParsePrefix("10.0.0.0/8")}
+			c.stub.Gen, c.stub.Allowed = 1, Always
+			if _, err := x.e.Publish(c.stub); err != nil {
+				t.Fatal(err)
+			}
+			if path, _ := x.feed(c.p); path != c.want {
+				t.Errorf("took %v, want %v", path, c.want)
+			}
+		})
+	}
+	// A connection to a pod that is gone is no longer in force.
+	x := newBench(t, Config{})
+	x.w.networks = &networkDriver{x.w.driver, netip.MustParsePrefix("10.0.0.0/8")}
+	for gen, pods := range []map[flow.Addr]bool{{known: true}, {}} {
+		if _, err := x.e.Publish(&Stub{Gen: uint64(gen + 1), Allowed: Always, Pods: pods}); err != nil {
+			t.Fatal(err)
+		}
+		want := []Path{PassNew, DeferDenied}[gen]
+		if path, _ := x.feed(Packet{Frame: Segment(t, a4, b4, syn, 1)}); path != want {
+			t.Errorf("table %d: took %v, want %v", gen+1, path, want)
 		}
 	}
 }

@@ -56,6 +56,7 @@ type Worker struct {
 	host       HostKnower                 // the driver, if it knows; shared with the control goroutine
 	flows      FlowKnower                 // the driver, if it knows
 	tunnels    TunnelKnower               // the driver, if it knows; shared with the control goroutine
+	networks   PodNetworkKnower           // the driver, if it knows; shared with the control goroutine
 	bucket     bucket                     // bounds answers
 	answer     [packet.MaxAnswer]byte     // scratch
 
@@ -84,6 +85,7 @@ func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
 	w.host, _ = d.(HostKnower)
 	w.flows, _ = d.(FlowKnower)
 	w.tunnels, _ = d.(TunnelKnower)
+	w.networks, _ = d.(PodNetworkKnower)
 	w.bucket = newBucket(e.cfg.RejectRate)
 	w.forced.allow = e.cfg.AuditAll
 	w.forced.deny = e.cfg.AuditAll || e.cfg.AuditDenies

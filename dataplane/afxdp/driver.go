@@ -3,6 +3,7 @@ package afxdp
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,8 +43,9 @@ type driver struct {
 	// answered is a bit per ID: the buffer holds the answer to a dropped packet.
 	answered        uint32
 	devices         *ebpf.Map
-	*attach.HostSet // the backend's
-	*tunnel.Set     // the backend's
+	*attach.HostSet                // the backend's
+	*tunnel.Set                    // the backend's
+	podNetworks     []netip.Prefix // configured
 	tx              [dataplane.BatchSize]xsk.Desc
 	free            [dataplane.BatchSize]xsk.Desc
 	poll            [2]unix.PollFd
@@ -82,8 +84,24 @@ var (
 	_ dataplane.FlowKnower   = (*driver)(nil)
 	_ dataplane.TunnelKnower = (*driver)(nil)
 	_ dataplane.Scattered    = (*driver)(nil)
-	_ dataplane.Bound        = (*driver)(nil)
+
+	_ dataplane.PodNetworkKnower = (*driver)(nil)
+	_ dataplane.Bound            = (*driver)(nil)
 )
+
+// IsPodNetwork implements dataplane.PodNetworkKnower. There are a few networks.
+func (d *driver) IsPodNetwork(a flow.Addr) bool {
+	if len(d.podNetworks) == 0 {
+		return false
+	}
+	ip := a.Netip()
+	for _, p := range d.podNetworks {
+		if p.Contains(ip) {
+			return true
+		}
+	}
+	return false
+}
 
 func newDriver(sock *upcall.Socket, b *Backend, queue int, nonce uint8) (*driver, error) {
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
@@ -92,7 +110,7 @@ func newDriver(sock *upcall.Socket, b *Backend, queue int, nonce uint8) (*driver
 	}
 	d := &driver{
 		sock: sock, queue: queue, wait: b.config.recvWait(), nonce: nonce, final: b.config.Strict,
-		devices: b.objects.Devices, HostSet: &b.devices.Host, Set: &b.devices.Tunnels, epoch: &b.epoch, heart: &b.heart,
+		devices: b.objects.Devices, HostSet: &b.devices.Host, Set: &b.devices.Tunnels, podNetworks: b.config.PodCIDRs, epoch: &b.epoch, heart: &b.heart,
 		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.objects.Onward, reads: b.objects.Reads,
 		wake: wake, released: make(chan struct{}),
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -57,6 +59,10 @@ type Config struct {
 	Publisher Publisher
 	// Node is the node policed; "" polices every pod.
 	Node string
+	// PodCIDRs are networks that pods of any node get addresses from, beside those of
+	// Node objects: an address in them that no known pod has is unknown, not outside the
+	// cluster (classifier/rule.Node).
+	PodCIDRs []netip.Prefix
 	// MinInterval is the least time between the starts of two updates. 0 means
 	// DefaultMinInterval.
 	MinInterval time.Duration
@@ -341,6 +347,11 @@ func (c *Controller) install(set rule.Set, objs []*api.Object, view *inventory.V
 		return &diag.Diagnostic{
 			Message: err.Error(), Hint: "add the Node object, or correct the node's name in the configuration",
 		}, nil
+	}
+	for i := range world.Nodes {
+		if n := &world.Nodes[i]; n.Name == c.cfg.Node {
+			n.PodCIDRs = slices.Concat(n.PodCIDRs, c.cfg.PodCIDRs)
+		}
 	}
 	snap.FillSets(world, &set)
 	mark := c.learn(world)

@@ -207,6 +207,45 @@ func TestPublishesChanges(t *testing.T) {
 	})
 }
 
+// Pods of other nodes that are not known yet are in doubt where Node objects have no pod
+// CIDRs, too, and are no pods of this node that are not known.
+func TestPodCIDRs(t *testing.T) {
+	const denyPods = `
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: deny}
+spec:
+  tier: Admin
+  priority: 1
+  subject: {pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: b}}}}
+  ingress:
+  - {action: Deny, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: c}}}}]}
+---
+`
+	synctest.Test(t, func(t *testing.T) {
+		for _, networks := range [][]netip.Prefix{nil, {netip.MustParsePrefix("203.0.113.0/24")}} {
+			inv := fixture.MustWorld(t, "namespace x\nnode n1 192.0.2.1\npod x/a node=n1\npod x/b app=b node=n1").Inventory
+			r := start(t, denyPods, func(c *controller.Config) { c.Source.(*source).inv, c.Node, c.PodCIDRs = inv, "n1", networks })
+			tables := r.pub.published()
+			if len(tables) != 1 {
+				t.Fatalf("%d tables: %s", len(tables), r.log)
+			}
+			to := r.src.inv.Pods[slices.IndexFunc(r.src.inv.Pods, func(p inventory.Pod) bool { return p.Name == "b" })].IPs[0]
+			k := flow.MakeKey(flow.TCP, netip.MustParseAddrPort("203.0.113.9:1"), netip.AddrPortFrom(to, 80))
+			want := classifier.Allow
+			if len(networks) > 0 {
+				want = classifier.Drop
+			}
+			if d := tables[0].Lookup(k); d.Verdict != want {
+				t.Errorf("networks %v: %v, want %v", networks, d.Verdict, want)
+			}
+			if src, dst := tables[0].UnknownLocal(k); src || dst {
+				t.Errorf("networks %v: an end is taken for a pod of this node", networks)
+			}
+		}
+	})
+}
+
 func TestSameInputPublishesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, deny+allow, nil)

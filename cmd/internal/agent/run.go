@@ -73,7 +73,7 @@ func Run(ctx context.Context, cfg Config) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 
-	control := controller.Config{Node: cfg.Node, Lower: cfg.LowerOptions(), Logger: d.log}
+	control := controller.Config{Node: cfg.Node, PodCIDRs: cfg.podNetworks(), Lower: cfg.LowerOptions(), Logger: d.log}
 	var err error
 	if cfg.Kubernetes.Enabled {
 		// A cluster is never without mistakes for long: they are kept to themselves.
