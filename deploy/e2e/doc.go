@@ -12,6 +12,8 @@
 // /traffic (package traffic); the nodes must be able to get both. Without the
 // variables the tests skip. They make namespaces of their own, and cluster-scoped
 // policies that select only those, and remove them. TestRollingRestart restarts the
-// DaemonSet (TIERWALL_E2E_DAEMONSET, tierwall/tierwall unless told), and
-// TestAPIServerAway stops the API server by the commands it is given.
+// DaemonSet (TIERWALL_E2E_DAEMONSET, tierwall/tierwall unless told).
+// TestAPIServerAway stops the API server by the commands it is given. TestNewPods asks
+// every address of the nodes' pod CIDRs; where Node objects have none, those of
+// TIERWALL_E2E_POD_CIDRS ("10.244.1.0/24,10.244.2.0/24").
 package e2e
