@@ -189,6 +189,8 @@ func TestUIAnswersAsTheCommandsDo(t *testing.T) {
 		"explain?from=shop/frontend&to=shop/db&port=5432/TCP":     "explain --from shop/frontend --to shop/db --port 5432/TCP",
 		"explain?from=frontend&to=svc/shop/backend&port=80/TCP":   "explain --from frontend --to svc/shop/backend --port 80/TCP",
 		"explain?from=frontend&to=db&port=0/ICMP&icmp=8&family=6": "explain --from frontend --to db --port 0/ICMP --icmp 8 --family 6",
+		"explain?from=ns:shop&to=shop/db&port=5432/TCP":           "explain --from ns:shop --to shop/db --port 5432/TCP",
+		"explain?from=shop/db&to=198.51.100.7&port=443/TCP":       "explain --from shop/db --to 198.51.100.7 --port 443/TCP",
 		"policies":             "get policies",
 		"policies?pod=shop/db": "get policies --pod shop/db",
 		"matrix?port=http/TCP": "matrix --port http/TCP",

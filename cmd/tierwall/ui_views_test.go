@@ -102,6 +102,38 @@ func TestUIWays(t *testing.T) {
 	b.calm(base)
 }
 
+// Ends that are several pods are answered by cases, an address that a rule by name may be
+// about without a verdict, as by the command.
+func TestUIWhyOfSeveral(t *testing.T) {
+	b := openTab(t, 1280, 800)
+	base := b.enter(startUI(t, "--manifests", quickstart))
+	b.visit(base, "/why?from=ns:shop&to=shop/db&port=5432/TCP")
+	b.text("not all with one verdict")
+	b.wait(`document.querySelector(".verdict .big").textContent.endsWith("Mixed") && document.querySelectorAll("details.case").length === 2`)
+	b.text("shop/backend-0, shop/backend-1 → shop/db")
+	b.click("details.case:not([open]) summary", "shop/db")
+	b.wait(`document.querySelectorAll("details.case[open] .side").length === 4`)
+	b.shot("why-several")
+	for _, v := range b.axe() {
+		t.Error(v)
+	}
+	b.calm(base)
+	b.forget()
+
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "m.yaml"), []byte(byName), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	base = b.enter(startUI(t, "--manifests", dir))
+	b.visit(base, "/why?from=shop/web&to=198.51.100.7&port=443/TCP")
+	b.wait(`document.querySelector(".verdict .big").textContent.endsWith("Depends on the name")`)
+	b.text("api.example.com resolves to it: by CiliumNetworkPolicy shop/fq")
+	b.text("Drop if none of these names does")
+	b.visit(base, "/why?from=shop/web&to=api.example.com&port=443/TCP")
+	b.wait(`document.querySelector(".verdict .big").textContent.endsWith("Allow")`)
+	b.calm(base)
+}
+
 // A change shows its errors as it is typed, what it opens, and what the tests and the
 // log say; nothing of it is written.
 func TestUIChange(t *testing.T) {

@@ -13,24 +13,6 @@ import (
 	"github.com/tierwall/tierwall/policy/inventory"
 )
 
-// Answer explains the connection from one end to another one. Exactly one of the
-// results is set: that of a Service has its backends'. Ends that are several pods are
-// answered for by one of them, where all are decided alike.
-func Answer(t *classifier.Table, inv *inventory.Snapshot, from, to string, p Port, family Family) (*Explanation, *ServiceExplanation, error) {
-	q := Question{From: from, To: to, Port: p, Family: family}
-	r, err := q.Answer(t, inv)
-	if err != nil {
-		return nil, nil, err
-	}
-	if g := r.Group; g != nil {
-		if len(g.Cases) > 1 {
-			return nil, nil, fmt.Errorf("%s and %s are several ends that are not all decided alike: ask about %s and %s, for one", from, to, g.Cases[0].From[0], g.Cases[0].To[0])
-		}
-		return g.Cases[0].Example, g.Cases[0].Service, nil
-	}
-	return r.One, r.Service, nil
-}
-
 // Pod finds a pod by NAMESPACE/NAME.
 func Pod(inv *inventory.Snapshot, name string) (*rule.Endpoint, error) {
 	namespace, pod, ok := strings.Cut(name, "/")

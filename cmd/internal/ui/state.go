@@ -387,20 +387,27 @@ func (s *state) explain(_ *http.Request, q url.Values) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parameter %q: %w", "family", err)
 	}
-	one, service, err := query.Answer(c.in.Table, c.in.Snapshot, q.Get("from"), q.Get("to"), p, family)
+	asked := query.Question{From: q.Get("from"), To: q.Get("to"), Namespace: s.source.Namespace, Port: p, Family: family}
+	r, err := asked.Answer(c.in.Table, c.in.Snapshot)
+	gaps := incomplete{c.in.Gaps}
 	switch {
 	case err != nil:
 		return nil, err
-	case service != nil:
+	case r.Group != nil:
+		return struct {
+			*query.GroupExplanation
+			incomplete
+		}{r.Group, gaps}, nil
+	case r.Service != nil:
 		return struct {
 			*query.ServiceExplanation
 			incomplete
-		}{service, incomplete{c.in.Gaps}}, nil
+		}{r.Service, gaps}, nil
 	}
 	return struct {
 		*query.Explanation
 		incomplete
-	}{one, incomplete{c.in.Gaps}}, nil
+	}{r.One, gaps}, nil
 }
 
 // maxMatrix is how many pods "matrix" lists connections of: a million flows.

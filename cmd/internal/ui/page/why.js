@@ -1,13 +1,13 @@
 // Why: one connection, and the way to its verdict.
-import { h, ask, clear, verdict, tone, sign, because, policyLink, path, link, problem, copy, staged } from "./dom.js";
+import { h, ask, clear, plural, verdict, tone, sign, because, policyLink, path, link, problem, copy, staged } from "./dom.js";
 import { combo } from "./combo.js";
 
 const fewest = 4; // rules that did not match are shown in full
 
 export default async function mount(el, params, app) {
   const get = (k) => params.get(k) || "";
-  const from = combo({ kind: "from", value: get("from"), placeholder: "shop/frontend or an address", label: "From" });
-  const to = combo({ kind: "to", value: get("to"), placeholder: "shop/db, svc/shop/db or an address", label: "To" });
+  const from = combo({ kind: "from", value: get("from"), placeholder: "pod, deploy/NAME, address", label: "From" });
+  const to = combo({ kind: "to", value: get("to"), placeholder: "pod, svc/NAME, address, DNS name", label: "To" });
   const port = combo({ kind: "port", value: get("port"), placeholder: "5432/TCP", label: "Port" });
   const out = h("div", { "aria-live": "polite" });
   const form = h("form", { class: "card pad ask" }, h("label", { class: "field" }, "From", from.el), h("label", { class: "field" }, "To", to.el),
@@ -42,8 +42,24 @@ export default async function mount(el, params, app) {
       return;
     }
     clear(out, get("change") && h("div", { class: "note warn" }, h("b", {}, "After your change. "), "Nothing of it is in force. ", link("why", { from: get("from"), to: get("to"), port: get("port") }, "Show it as it is now")),
-      e.backends ? service(e) : [headline(e, share()), story(e)]);
+      e.cases ? group(e) : e.backends ? service(e) : [headline(e, share()), story(e)]);
   }
+
+  // group is the answer about ends that are several pods: cases that are decided alike.
+  function group(e) {
+    const names = (list) => list.slice(0, 3).join(", ") + (list.length > 3 ? ", …" : "");
+    const all = { verdict: e.agree ? e.verdict : "", from: e.from, to: e.to, port: e.port, notes: [`${plural(e.connections, "connection")}, ${e.agree ? "all with this verdict" : "not all with one verdict"}, decided in ${plural(e.cases.length, "way")}`] };
+    return [headline(all, share()), e.cases.map((c, i) => {
+      const one = c.example || c.service;
+      return h("details", { class: "card case", open: i === 0 }, h("summary", { class: "pad" }, verdict(one.verdict || "mixed"), " ", h("b", {}, names(c.from)), " → ", h("b", {}, names(c.to)), h("span", { class: "dim num" }, `  ${plural(c.connections, "connection")}, such as ${one.from} → ${one.to}`)),
+        h("div", { class: "pad" }, c.example ? [uncertain(one), story(one, `, way ${i + 1}`)] : backends(one, `, way ${i + 1}`)));
+    })];
+  }
+
+  // uncertain says which DNS names make another answer of an address.
+  const uncertain = (e) => e.dependsOnName && h("div", { class: "note warn" }, h("b", {}, "It depends on the name. "), "Rules name DNS names, and this is an address:",
+    h("ul", {}, e.dependsOnName.slice(1).map((a) => h("li", {}, verdict(a.verdict), " if ", a.names.map((n, i) => [i ? " and " : "", h("code", {}, n)]), " resolves to it: ", because(a.egress)))),
+    verdict(e.verdict), " if none of these names does, as below. Ask about a name to be certain.");
 
   function share() {
     const flags = (app.world && app.world.flags) || "", words = ["tierwall explain", flags, "--from", quote(get("from")), "--to", quote(get("to")), "--port", quote(get("port")), get("icmp") && "--icmp " + get("icmp")];
@@ -54,25 +70,30 @@ export default async function mount(el, params, app) {
   }
 
   function headline(e, extra) {
-    const v = e.verdict || "mixed";
-    return h("div", { class: "verdict " + (tone(v) || "mixed") }, h("div", { class: "big" }, h("span", { "aria-hidden": "true" }, sign(v)), v === "mixed" ? "Mixed" : v),
-      h("div", { class: "grow" }, h("b", {}, e.from), e.fromIP && e.fromIP !== e.from ? h("span", { class: "dim" }, ` (${e.fromIP})`) : "", " → ", h("b", {}, e.to), e.toIP && e.toIP !== e.to ? h("span", { class: "dim" }, ` (${e.toIP})`) : "",
-        ", port ", h("b", {}, e.port), e.resolvedPort ? ` = ${e.resolvedPort}` : "", e.family ? h("span", { class: "dim" }, `, IPv${e.family}`) : "", e.via ? `, opened to ${e.via}` : "", (e.notes || []).map((n) => h("div", { class: "small" }, n))), extra);
+    const v = e.dependsOnName ? "mixed" : e.verdict || "mixed";
+    return [h("div", { class: "verdict " + (tone(v) || "mixed") }, h("div", { class: "big" }, h("span", { "aria-hidden": "true" }, sign(v)), e.dependsOnName ? "Depends on the name" : v === "mixed" ? "Mixed" : v),
+      h("div", { class: "grow" }, h("b", {}, e.from), e.fromIP && e.fromIP !== e.from ? h("span", { class: "dim" }, ` (${e.fromMadeUp ? "made-up address " : ""}${e.fromIP})`) : "", " → ", h("b", {}, e.to), e.toIP && e.toIP !== e.to ? h("span", { class: "dim" }, ` (${e.toMadeUp ? "made-up address " : ""}${e.toIP})`) : "",
+        ", port ", h("b", {}, e.port), e.resolvedPort ? ` = ${e.resolvedPort}` : "", e.family ? h("span", { class: "dim" }, `, IPv${e.family}`) : "", e.via ? `, opened to ${e.via}` : "", (e.notes || []).map((n) => h("div", { class: "small" }, n))), extra), uncertain(e)];
   }
 
   function service(e) {
-    return [headline(e, share()), e.backends.map((b, i) => h("details", { class: "card", open: i === 0, style: { "margin-bottom": "12px" } },
-      h("summary", { class: "pad" }, verdict(b.verdict), " backend ", h("b", {}, b.to), h("span", { class: "dim" }, ` ${b.toIP}, port ${b.port}`)), h("div", { class: "pad" }, story(b))))];
+    return [headline(e, share()), backends(e)];
   }
 
-  const story = (e) => h("div", { class: "sides" }, side("Leaving " + e.from, "egress", e.egress, e.trace.egress, e.trace.egressOthers), side("Entering " + e.to, "ingress", e.ingress, e.trace.ingress, e.trace.ingressOthers));
+  function backends(e, which = "") {
+    return e.backends.map((b, i) => h("details", { class: "card case", open: i === 0 },
+      h("summary", { class: "pad" }, verdict(b.verdict), " backend ", h("b", {}, b.to), h("span", { class: "dim" }, ` ${b.toIP}, port ${b.port}`)), h("div", { class: "pad" }, story(b, `${which}, backend ${i + 1}`))));
+  }
 
-  function side(title, dir, d, bands, others) {
+  // which tells the sides of several stories apart for readers of landmarks.
+  const story = (e, which = "") => h("div", { class: "sides" }, side("Leaving " + e.from, which, "egress", e.egress, e.trace.egress, e.trace.egressOthers), side("Entering " + e.to, which, "ingress", e.ingress, e.trace.ingress, e.trace.ingressOthers));
+
+  function side(title, which, dir, d, bands, others) {
     const steps = bands.map((b, i) => step(b, i, d));
     if (!steps.some((s) => s.won)) {
       steps.push({ el: h("li", { class: "hit " + tone(d.verdict), style: { "--i": bands.length } }, h("span", { class: "dot", "aria-hidden": "true" }, sign(d.verdict)), h("span", { class: "bandname" }, d.verdict), h("div", { class: "small" }, because(d))) });
     }
-    return h("section", { class: "card side", "aria-label": title },
+    return h("section", { class: "card side", "aria-label": title + which },
       h("header", {}, h("div", { class: "row" }, verdict(d.verdict), h("h2", {}, title), h("span", { class: "dim small" }, dir)), h("div", { class: "small" }, because(d)),
         d.staged && h("div", { class: "small" }, staged(), " would be ", verdict(d.staged.verdict), " ", because(d.staged))),
       h("ol", { class: "steps" }, steps.map((s) => s.el)), others > 0 && h("p", { class: "dim small", style: { margin: "0", padding: "0 16px 12px" } }, `${others} other ${others === 1 ? "rule does" : "rules do"} not apply to this pod`));
