@@ -37,6 +37,10 @@ func (id OutcomeID) index() uint32    { return uint32(id) >> outcomeShift }
 // first met; [OutcomeAt] is its inverse.
 func (id OutcomeID) Index() uint32 { return id.index() }
 
+// FirstDecided is the first index whose outcome names rules or policies, or none of
+// either because no policy selects: what is before it, no policy was asked about.
+const FirstDecided = uint32(4)
+
 // OutcomeAt returns an id of the outcome with an index. Only [Table.Outcome] may be
 // asked about it: verdict and audit flag are not in it.
 func OutcomeAt(index uint32) OutcomeID { return OutcomeID(index << outcomeShift) }

@@ -28,6 +28,9 @@ type hitBank struct{ pages []*[hitPageSize]hit }
 // allocated a moment ago themselves.
 func (b *hitBank) add(id classifier.OutcomeID, now int64) {
 	i := id.Index()
+	if i < classifier.FirstDecided {
+		return // most often the side that another node decides
+	}
 	if p := int(i / hitPageSize); p < len(b.pages) {
 		if page := b.pages[p]; page != nil {
 			h := &page[i%hitPageSize]

@@ -126,7 +126,7 @@ that "prove" could not decide.`,
 		newMatrix(), newExplain(),
 		newDiff(), newTest(), newProve(), newRecommend(), newReport(),
 		newCheck(),
-		newGet(), newStatus(), newFlows(), newWait(),
+		newGet(), newStatus(), newFlows(), newUsage(), newWait(),
 		newAudit(),
 		newUI(), newDemo(), newCleanup(), newDoctor(), newVersion(), newDaemon(),
 	)

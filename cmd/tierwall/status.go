@@ -248,6 +248,9 @@ func writeStatus(w io.Writer, s cli.Style, st *api.Status, now time.Time) error 
 	if p.Staged > 0 {
 		line("", "%s", s.Yellow(fmt.Sprintf("%d staged: recorded, not enforced (annotation tierwall.io/stage: audit)", p.Staged)))
 	}
+	if p.Unmatched != nil && p.Matches != nil {
+		line("", "%d hits; %s without any yet (tierwall usage)", *p.Matches, cli.Plural(*p.Unmatched, "rule"))
+	}
 	if p.LastSuccess != nil {
 		line("", "last change in force %s ago", age(now.Sub(*p.LastSuccess)))
 	}

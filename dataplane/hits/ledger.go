@@ -237,7 +237,12 @@ func (l *Ledger) Rules(t *classifier.Table) []Rule {
 	if t == nil {
 		return nil
 	}
-	set := t.Policy() // in order, and copies: entries are found by what t has
+	var rules []*rule.Rule
+	var isolations []*rule.Isolation
+	t.EachRule(func(r *rule.Rule) { rules = append(rules, r) })
+	t.EachIsolation(func(i *rule.Isolation) { isolations = append(isolations, i) })
+	slices.SortStableFunc(rules, func(a, b *rule.Rule) int { return rule.Compare(a, b) })
+	slices.SortStableFunc(isolations, func(a, b *rule.Isolation) int { return rule.CompareIsolations(a, b) })
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.observe(t)
@@ -260,13 +265,12 @@ func (l *Ledger) Rules(t *classifier.Table) []Rule {
 			w.Last = max(w.Last, e.last)
 		}
 	}
-	for i := range set.Rules {
-		r := &set.Rules[i]
-		add(RuleID(r), l.entry(ruleKey(r), l.clock()), Rule{Band: r.Order.Band, Stage: r.Stage, Action: r.Origin.Word})
+	now := l.clock()
+	for _, r := range rules {
+		add(RuleID(r), l.ofRule(r, now), Rule{Band: r.Order.Band, Stage: r.Stage, Action: r.Origin.Word})
 	}
-	for i := range set.Isolations {
-		iso := &set.Isolations[i]
-		add(IsolationID(iso), l.entry(isolationKey(iso), l.clock()), Rule{Band: iso.Band, Stage: iso.Stage})
+	for _, iso := range isolations {
+		add(IsolationID(iso), l.ofIsolation(iso, now), Rule{Band: iso.Band, Stage: iso.Stage})
 	}
 	slices.SortStableFunc(out, func(a, b Rule) int { return cmp.Compare(a.Band, b.Band) })
 	return out

@@ -19,6 +19,7 @@ const (
 	NoDNSCache      Code = "NoDNSCache"
 	NetworkWithPods Code = "NetworkWithPods"
 	Misplaced       Code = "Misplaced"
+	HalfOpen        Code = "HalfOpen"
 )
 
 // NotEnforced is the code of findings about kinds in a cluster that Tierwall does
@@ -42,6 +43,7 @@ var (
 		NetworkWithPods:  {"TW106", string(NetworkWithPods), false, "A network of a policy covers pods, too"},
 		Misplaced:        {"TW107", string(Misplaced), false, "An annotation stands where none is read"},
 		NoDNSCache:       {"TW108", string(NoDNSCache), false, "A pod's egress reaches DNS pods, and not the DNS cache of its node"},
+		HalfOpen:         {"TW110", string(HalfOpen), false, "A rule allows what the other end's policies refuse"},
 		NotEnforced:      {"TW109", string(NotEnforced), false, "The cluster has policies of a kind that Tierwall does not enforce"},
 	}
 )
@@ -51,7 +53,7 @@ func Checks() []Check {
 	out := []Check{
 		invalid, checks[UnknownField], checks[UnknownSelector], checks[PriorityConflict], checks[MixedDialects], suspect,
 		checks[SelectsNobody], checks[MatchesNothing], checks[Shadowed], checks[Overridden], checks[NoDNS], checks[NetworkWithPods], checks[Misplaced],
-		checks[NoDNSCache], checks[NotEnforced],
+		checks[NoDNSCache], checks[NotEnforced], checks[HalfOpen],
 	}
 	return out
 }

@@ -27,6 +27,7 @@ func Check(objs []*api.Object, set *rule.Set, inv *inventory.Snapshot) diag.List
 		c.run(diag.Overridden, c.overridden)
 		c.run(diag.NoDNS, c.dns)
 	}
+	c.run(diag.HalfOpen, c.halfOpen)
 	c.run(diag.MatchesNothing, c.nothing)
 	c.run(diag.Shadowed, c.shadowed)
 	c.run(diag.NetworkWithPods, c.networks)

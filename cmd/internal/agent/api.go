@@ -15,7 +15,7 @@ import (
 
 // withAPI adds the local interface to the handler of metrics and probes.
 func (d *daemon) withAPI(h http.Handler) http.Handler {
-	c := api.Config{Node: d.cfg.Node, Engine: d.engine, Logger: d.log}
+	c := api.Config{Node: d.cfg.Node, Engine: d.engine, Hits: d.ruleHits, Logger: d.log}
 	switch a := &d.cfg.Audit; {
 	case a.File == "":
 		c.NoAudit = "this daemon writes no audit log to a file (configuration key audit.file)"
@@ -58,6 +58,16 @@ func (d *daemon) apiStatus(started time.Time) api.Status {
 	}
 	if t := d.engine.Table(); t != nil {
 		st.Policy.Staged = t.StagedPolicies()
+	}
+	if rules, err := d.ruleHits(); err == nil {
+		unmatched, matches := 0, uint64(0)
+		for i := range rules {
+			matches += rules[i].Hits
+			if rules[i].Hits == 0 {
+				unmatched++
+			}
+		}
+		st.Policy.Unmatched, st.Policy.Matches = &unmatched, &matches
 	}
 	if d.cluster != nil {
 		report := d.cluster.enforced(p)

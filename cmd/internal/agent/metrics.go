@@ -16,7 +16,7 @@ type MetricsConfig struct {
 
 // serveMetrics serves metrics, probes and the local interface until ctx ends.
 func (d *daemon) serveMetrics(ctx context.Context) {
-	c := metrics.Config{Engine: d.engine, Policy: d.control.Status, Unjudged: d.unjudged, Node: d.cfg.Node, Version: version()}
+	c := metrics.Config{Engine: d.engine, Policy: d.control.Status, Unjudged: d.unjudged, Hits: d.ruleHits, Node: d.cfg.Node, Version: version()}
 	for _, b := range d.backends {
 		c.Backends = append(c.Backends, b)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/audit"
 	"github.com/tierwall/tierwall/dataplane/bypass"
+	"github.com/tierwall/tierwall/dataplane/hits"
 	"github.com/tierwall/tierwall/policy/api"
 	"github.com/tierwall/tierwall/policy/controller"
 	"github.com/tierwall/tierwall/policy/diag"
@@ -45,6 +46,7 @@ type daemon struct {
 	names    string // of the backends
 	bypassed atomic.Pointer[[]bypass.Device]
 	engine   *dataplane.Engine
+	hits     *hits.Ledger
 	audit    *audit.Writer // nil without an audit log
 	control  *controller.Controller
 	cluster  *cluster // nil with manifests
@@ -142,12 +144,13 @@ func (d *daemon) open() error {
 	if d.cfg.FailMode == "open" {
 		failMode = dataplane.FailOpen
 	}
+	d.hits = hits.New(dataplane.MonotonicClock)
 	d.engine = dataplane.New(dataplane.Config{
 		Backends: d.backends, FailMode: failMode, Established: established,
 		CutReset: d.cfg.CutReset, RejectRate: rejectRate(d.cfg.RejectRate),
 		Conntrack: conntrack.Limits{Records: d.cfg.Conntrack.MaxConnections},
-		RingSize:  ringSize(d.backends),
-		AuditAll:  d.cfg.Audit.All, AuditDenies: d.cfg.Audit.Denies, Logger: d.log,
+		RingSize:  ringSize(d.backends), Hits: d.hits,
+		AuditAll: d.cfg.Audit.All, AuditDenies: d.cfg.Audit.Denies, Logger: d.log,
 	})
 	if d.learner, err = openNames(d.cfg.DNS, d.cfg.Kubernetes.Enabled, d.log); err != nil {
 		return errors.Join(err, d.close())
@@ -240,6 +243,7 @@ func (d *daemon) serve(ctx context.Context, cancel context.CancelCauseFunc) erro
 	packets.Go(func() { d.control.Run(ctx) })
 	packets.Go(func() { d.learner.run(ctx) })
 	packets.Go(func() { d.watchBypass(ctx) })
+	packets.Go(func() { d.watchHits(ctx) })
 	var clusterErr error
 	if d.cluster != nil {
 		packets.Go(func() {

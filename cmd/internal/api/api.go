@@ -15,6 +15,7 @@ import (
 
 	"github.com/tierwall/tierwall/classifier"
 	"github.com/tierwall/tierwall/conntrack"
+	"github.com/tierwall/tierwall/dataplane/hits"
 )
 
 // Prefix is the path of everything here.
@@ -35,6 +36,9 @@ const (
 // writeTimeout is how long a reader may not read before the daemon hangs up.
 const writeTimeout = 10 * time.Second
 
+// verifyTimeout bounds the check of a log.
+const verifyTimeout = 2 * time.Minute
+
 // Engine is what is read of a *dataplane.Engine.
 type Engine interface {
 	Flows(f func(backend string, rec conntrack.Record) bool)
@@ -50,6 +54,8 @@ type Config struct {
 	Node   string
 	Engine Engine
 	Status func() Status
+	// Hits returns every rule in force with its hits; nil where they are not counted.
+	Hits func() ([]hits.Rule, error)
 	// AuditFile is the audit log, "" when there is none to be read; NoAudit says
 	// why then.
 	AuditFile, NoAudit string
@@ -81,13 +87,15 @@ func Handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+Prefix+"status", s.status)
 	mux.HandleFunc("GET "+Prefix+"flows", limited(s.listings, s.flows))
+	mux.HandleFunc("GET "+Prefix+"hits", limited(s.listings, s.hits))
+	mux.HandleFunc("GET "+Prefix+"verify", limited(s.tails, s.verify))
 	mux.HandleFunc("GET "+Prefix+"audit", limited(s.tails, s.audit))
 	mux.HandleFunc(Prefix, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
 			fail(w, http.StatusMethodNotAllowed, "the interface can be read, not written")
 			return
 		}
-		fail(w, http.StatusNotFound, "there is no "+r.URL.Path+"; there is status, flows and audit")
+		fail(w, http.StatusNotFound, "there is no "+r.URL.Path+"; there is status, flows, hits, audit and verify")
 	})
 	return localOnly(mux)
 }

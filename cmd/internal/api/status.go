@@ -57,11 +57,15 @@ type Probe struct {
 
 // Policy is the table in force.
 type Policy struct {
-	Generation  uint64     `json:"generation"` // 0 = none yet
-	Hash        string     `json:"hash,omitempty"`
-	Objects     int        `json:"objects"`
-	Staged      int        `json:"staged"` // policies of them that are recorded and not enforced
-	Rules       int        `json:"rules"`
+	Generation uint64 `json:"generation"` // 0 = none yet
+	Hash       string `json:"hash,omitempty"`
+	Objects    int    `json:"objects"`
+	Staged     int    `json:"staged"` // policies of them that are recorded and not enforced
+	Rules      int    `json:"rules"`
+	// Unmatched are the rules and isolations that have not decided anything since they
+	// came or the daemon started, and Matches what the others decided; nil if not known.
+	Unmatched   *int       `json:"unmatched,omitempty"`
+	Matches     *uint64    `json:"matches,omitempty"`
 	Isolations  int        `json:"isolations"`
 	Pods        int        `json:"pods"`
 	LastAttempt *time.Time `json:"lastAttempt,omitempty"`

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/audit"
+	"github.com/tierwall/tierwall/dataplane/hits"
 	"github.com/tierwall/tierwall/dataplane/packet"
 	"github.com/tierwall/tierwall/policy/controller"
 	"github.com/tierwall/tierwall/policy/source/kube"
@@ -39,6 +40,7 @@ type Config struct {
 	Missing  map[string]bool       // by backend, with "dataplane: auto": the kernel cannot run it
 	Unjudged func() map[string]int // devices by reason (UnjudgedBridge, …); nil counts none
 	Audit    AuditLog
+	Hits     func() ([]hits.Rule, error) // nil for a daemon that counts none
 	Policy   func() controller.Status
 	Source   func() kube.Status // nil for a daemon that reads no API server
 	Names    func() Names       // nil for a daemon that learns no DNS names
@@ -56,6 +58,8 @@ type Collector struct {
 	mu       sync.Mutex // scrapes may overlap
 	policies named[string]
 	rules    named[ruleID]
+	matched  named[ruleID]
+	others   uint64 // hits of rules without a series; never less than it was
 }
 
 // NewCollector returns a collector to register.
@@ -68,6 +72,7 @@ func NewCollector(cfg Config) *Collector {
 	}
 	return &Collector{
 		cfg: cfg, policies: named[string]{cfg.MaxPolicies, map[string]bool{}}, rules: named[ruleID]{cfg.MaxRules, map[ruleID]bool{}},
+		matched: named[ruleID]{cfg.MaxRules, map[ruleID]bool{}},
 	}
 }
 
@@ -126,6 +131,10 @@ var (
 	ruleHits = desc("rule_hits_total", "Packets that left an audit record naming this rule. Rules beyond the bound are policy \"other\", rule \"\".",
 		"policy", "direction", "rule", "verdict")
 
+	ruleMatches = desc("rule_matches_total", "New connections allowed and packets refused by this rule, audited or not; rule \"\" is the policy's isolation. Rules beyond the bound are policy \"other\".",
+		"policy", "direction", "rule", "stage")
+	unmatched = desc("rules_unmatched", "Rules and isolations in force that have not decided anything since they were first in force or the daemon started, whichever is later.")
+
 	generation     = desc("policy_generation", "Generation of the decision table in force; 0 before the first.")
 	policyObjects  = desc("policy_objects", "Policy objects in force.")
 	policyRules    = desc("policy_rules", "Rules in force.")
@@ -151,7 +160,7 @@ var all = []*prometheus.Desc{
 	connections, connOpened, connReplaced, connEvicted, connExpired, connCut, connLookups,
 	ringDepth, ringCapacity, events, eventsLost,
 	auditEvents, auditRecords, auditDeduped, auditFolded, auditLost, auditUnresolved, auditLag, auditWindows, auditRotations, auditReopens,
-	auditReaders, auditSlow, verdicts, ruleHits,
+	auditReaders, auditSlow, verdicts, ruleHits, ruleMatches, unmatched,
 	generation, policyObjects, policyRules, policyIsolate, policyPods, policyErrors, policyWarnings, refusedObjects, lastAttempt, lastSuccess,
 	sourceSynced, sourceSnapshot, sourceObjects, sourceRequests, sourceErrors, sourceLists, sourceEvents, sourceContact, notUnderstood,
 	dnsSets, dnsNames, dnsAddresses, dnsEvicted, dnsRefused, dnsMessages, dnsHeld,
@@ -204,6 +213,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if c.cfg.Audit != nil {
 		c.audit(s)
+	}
+	if c.cfg.Hits != nil {
+		c.matches(s)
 	}
 	c.policy(s)
 	if c.cfg.Names != nil {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,10 +23,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/tierwall/tierwall/classifier"
+	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/audit"
 	"github.com/tierwall/tierwall/dataplane/dns"
+	"github.com/tierwall/tierwall/dataplane/hits"
 	"github.com/tierwall/tierwall/dataplane/packet"
 	"github.com/tierwall/tierwall/policy/assess"
 	"github.com/tierwall/tierwall/policy/controller"
@@ -139,7 +143,7 @@ func (f *fake) collector() *Collector {
 	return NewCollector(Config{
 		Missing:  map[string]bool{"afxdp": true, "nfqueue": false},
 		Unjudged: func() map[string]int { return map[string]int{UnjudgedBridge: 1, UnjudgedNetkit: 0} },
-		Engine:   f, Backends: f.backends, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status },
+		Engine:   f, Backends: f.backends, Hits: func() ([]hits.Rule, error) { return fakeMatches, nil }, Audit: fakeAudit{f}, Policy: func() controller.Status { return f.status },
 		Source: func() kube.Status { return f.source }, Names: func() Names { return fakeNames }, Node: "node-1", Version: "v1.2.3",
 	})
 }
@@ -279,6 +283,59 @@ func TestDoc(t *testing.T) {
 		}
 	} else if string(text) != want {
 		t.Errorf("%s is out of date (run with -update)\n%s", path, diffLines(string(text), want))
+	}
+}
+
+var fakeMatches = []hits.Rule{
+	{ID: match("db", 0), Hits: 12}, {ID: match("db", 1)}, {ID: match("db", -1), Hits: 3},
+}
+
+func match(policy string, index int) hits.ID {
+	return hits.ID{
+		Policy:    classifier.PolicyRef{Group: "networking.k8s.io", Kind: "NetworkPolicy", Namespace: "shop", Name: policy},
+		Direction: flow.Ingress, Index: index,
+	}
+}
+
+// Series by rule are bounded, the sum over all of them is that of the hits, and no
+// counter goes back when rules are removed. Rules that never decided are a number.
+func TestMatchesAreBounded(t *testing.T) {
+	var rules []hits.Rule
+	total := 0
+	for i := range 500 {
+		rules = append(rules, hits.Rule{ID: match(fmt.Sprintf("p%03d", i), 0), Hits: uint64(i)})
+		total += i
+	}
+	f := newFake()
+	c := NewCollector(Config{Engine: f, Hits: func() ([]hits.Rule, error) { return rules, nil }, Policy: func() controller.Status { return f.status }, MaxRules: 20})
+	read := func() (series int, sum, other float64) {
+		_, text := page(t, own(c), "/")
+		for line := range strings.Lines(text) {
+			if !strings.HasPrefix(line, "tierwall_rule_matches_total{") {
+				continue
+			}
+			series++
+			v, err := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndex(line, " "):]), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += v
+			if strings.Contains(line, `policy="other"`) {
+				other = v
+			}
+		}
+		if !strings.Contains(text, "tierwall_rules_unmatched 1\n") && len(rules) == 500 {
+			t.Error("one rule of 500 never decided, and the page does not say so")
+		}
+		return series, sum, other
+	}
+	series, sum, before := read()
+	if series != 21 || sum != float64(total) {
+		t.Errorf("%d series add up to %v, want 21 and %d", series, sum, total)
+	}
+	rules = rules[100:]
+	if _, _, after := read(); after < before {
+		t.Errorf("a counter went back from %v to %v", before, after)
 	}
 }
 
