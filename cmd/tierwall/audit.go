@@ -47,6 +47,10 @@ type logQuestion struct {
 	utc    bool
 	output *cli.Format
 	cover  coverage
+
+	nodes         *nodesFlags // nil for commands that read logs of this machine only
+	asked, failed int         // nodes, once their logs were read
+	inOrder       bool        // records of several nodes are wanted in the order of time
 }
 
 func (q *logQuestion) flags(cmd *cobra.Command, formats ...string) {
@@ -146,6 +150,9 @@ func logs(args []string) []string {
 // each reads all logs and calls record with what the filter selects; bad gets
 // lines that are no records.
 func (q *logQuestion) each(cmd *cobra.Command, paths []string, record func(r *audit.Record, line []byte) error, bad func(line []byte) error) error {
+	if q.nodes != nil && q.nodes.all {
+		return q.eachOfNodes(cmd, q.words.words(), q.inOrder, record, bad)
+	}
 	ctx, stop := interruptible(cmd)
 	defer stop()
 	opt := auditlog.ReadOptions{Stdin: cmd.InOrStdin(), Since: q.filter.Since, Opened: q.cover.opened}

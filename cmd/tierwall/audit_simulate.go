@@ -37,7 +37,9 @@ Listed is what gets another verdict, with what decided and what would decide; wi
 be judged: set audit.all in the daemon's configuration for a complete picture, and
 think of traffic that has not happened yet.
 
-With --check the exit status is 1 when a verdict changes.`,
+With --check the exit status is 1 when a verdict changes.
+
+` + ofNodes,
 		Example: `  tierwall audit simulate --manifests new/ --since 7d
   kubectl get pods,namespaces,nodes,services -A -o yaml > world.yaml
   tierwall audit simulate --manifests policies/ --inventory world.yaml --check`,
@@ -45,7 +47,7 @@ With --check the exit status is 1 when a verdict changes.`,
 			if len(candidate) == 0 {
 				return usage(cmd, errors.New("--manifests is required"))
 			}
-			if err := q.parse(cmd); err != nil {
+			if err := errors.Join(q.source(cmd, args), q.parse(cmd)); err != nil {
 				return err
 			}
 			table, err := candidateTable(cmd, candidate, world, q.output.JSON())
@@ -73,10 +75,11 @@ With --check the exit status is 1 when a verdict changes.`,
 			if err == nil && check && r.VerdictDiff > 0 {
 				err = &cli.FindingError{Err: errors.New("verdicts change"), Shown: true}
 			}
-			return err
+			return errors.Join(err, q.incomplete())
 		},
 	}
 	q.flags(cmd, "text", "json")
+	q.addNodes(cmd)
 	f := cmd.Flags()
 	manifestsFlag(cmd, &candidate, "directory or file with the candidate policies; may be given several times (required)")
 	f.Var(&world, "inventory", "directory or file with pods, namespaces, nodes and Services, policies in it are ignored; may be given several times (default: those in --manifests)")

@@ -30,11 +30,13 @@ func newAuditTop() *cobra.Command {
 A record stands for one packet, or for the number it says: denied packets that are
 equal within a window are one record. Connections that are allowed are recorded
 with their first packet. Of a default deny "policy" is all policies that isolate:
-none of them alone denied it.`,
+none of them alone denied it.
+
+` + ofNodes,
 		Example: `  tierwall audit top --by policy,source --verdict Drop --since 24h
   tierwall audit top --by destination,port -n 50 -o json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := q.parse(cmd); err != nil {
+			if err := errors.Join(q.source(cmd, args), q.parse(cmd)); err != nil {
 				return err
 			}
 			t, err := auditlog.NewTop(by...)
@@ -52,13 +54,16 @@ none of them alone denied it.`,
 				return err
 			}
 			if q.output.JSON() {
-				return writeTopJSON(cmd.OutOrStdout(), t, n, &q.cover)
+				err = writeTopJSON(cmd.OutOrStdout(), t, n, &q.cover)
+			} else {
+				q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
+				err = writeTop(cmd.OutOrStdout(), t, n, q.zone())
 			}
-			q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
-			return writeTop(cmd.OutOrStdout(), t, n, q.zone())
+			return errors.Join(err, q.incomplete())
 		},
 	}
 	q.flags(cmd, "text", "json")
+	q.addNodes(cmd)
 	f := cmd.Flags()
 	f.StringSliceVar(&by, "by", by, "what to count by")
 	f.IntVarP(&n, "lines", "n", n, "how many groups to print; -1 for all")
@@ -202,11 +207,13 @@ done to the connections in the log, if all of them had been enforced:
   unknown  denied by something that left no record: cannot be told
   none     no difference
 
-Promote a policy (remove the annotation) when what it would deny is what it should.`,
+Promote a policy (remove the annotation) when what it would deny is what it should.
+
+` + ofNodes,
 		Example: `  tierwall audit staged --since 7d
   tierwall audit staged --policy shop/db-lockdown -n -1`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := q.parse(cmd); err != nil {
+			if err := errors.Join(q.source(cmd, args), q.parse(cmd)); err != nil {
 				return err
 			}
 			s := auditlog.NewStaged()
@@ -224,13 +231,16 @@ Promote a policy (remove the annotation) when what it would deny is what it shou
 			r := s.Report(n)
 			r.Lost, r.Bad = lost, bad
 			if q.output.JSON() {
-				return cli.WriteJSON(cmd.OutOrStdout(), r)
+				err = cli.WriteJSON(cmd.OutOrStdout(), r)
+			} else {
+				q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
+				err = writeStaged(cmd.OutOrStdout(), &r, q.zone())
 			}
-			q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
-			return writeStaged(cmd.OutOrStdout(), &r, q.zone())
+			return errors.Join(err, q.incomplete())
 		},
 	}
 	q.flags(cmd, "text", "json")
+	q.addNodes(cmd)
 	cmd.Flags().IntVarP(&n, "lines", "n", n, "how many changed connections to list per policy; -1 for all")
 	return cmd
 }
@@ -240,8 +250,15 @@ Promote a policy (remove the annotation) when what it would deny is what it shou
 // tells what a record means.
 func (q *logQuestion) events(cmd *cobra.Command, paths []string, add func(auditlog.Event)) (lost, bad uint64, err error) {
 	events := auditlog.Events{Done: add}
-	all := logQuestion{filter: auditlog.Filter{Since: q.filter.Since, Until: q.filter.Until, Nodes: q.filter.Nodes}}
-	defer func() { matched := q.cover.matched; q.cover = all.cover; q.cover.matched = matched }()
+	all := logQuestion{filter: auditlog.Filter{Since: q.filter.Since, Until: q.filter.Until, Nodes: q.filter.Nodes}, nodes: q.nodes}
+	defer func() {
+		matched := q.cover.matched
+		q.cover, q.asked, q.failed = all.cover, all.asked, all.failed
+		q.cover.matched = matched
+	}()
+	if len(all.filter.Nodes) > 0 {
+		all.words.lists = map[string]*[]string{"node": &all.filter.Nodes}
+	}
 	err = all.each(cmd, paths, func(r *audit.Record, _ []byte) error {
 		if r.Kind == audit.KindLost {
 			lost += r.Count
@@ -303,6 +320,7 @@ func writeStaged(w io.Writer, r *auditlog.StagedReport, zone *time.Location) err
 func newAuditVerify() *cobra.Command {
 	output := cli.NewFormat("text", "json")
 	var known string
+	var nodes nodesFlags
 	cmd := &cobra.Command{
 		Use:   "verify [FILE]",
 		Short: "Check the hash chain of an audit log",
@@ -314,17 +332,31 @@ What a chain cannot show by itself is a log whose end was cut off or written ane
 whoever may write the file can compute hashes, too. Keep the last hash this command
 prints on another machine and give it to a later run as --known.
 
-Exit status 1: something was changed, or there is no chain.`,
+--all-nodes lets the daemon of each node check its own log, and --node some of them; a
+daemon that does not answer is said. Trust in that is trust in the daemons: read the
+logs themselves where that is in question.
+
+Exit status 1: something was changed, or there is no chain, or a node did not answer.`,
 		Example: `  tierwall audit verify
   tierwall audit verify /var/log/tierwall/audit.log --known 6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := logs(args)[0]
+			all := nodes.all || len(nodes.nodes) > 0
+			switch {
+			case all && len(args) > 0:
+				return usage(cmd, errors.New("--all-nodes and a log of this machine are two different sources: give one"))
+			case nodes.cluster.Given() && !all:
+				return usage(cmd, errors.New("--kubeconfig and --context go with --all-nodes"))
+			}
 			if path == auditlog.Stdin {
 				return usage(cmd, errors.New("verify needs a file: a log has several"))
 			}
 			ctx, stop := interruptible(cmd)
 			defer stop()
+			if all {
+				return verifyNodes(ctx, cmd, &nodes, known, output.JSON())
+			}
 			v, err := auditlog.Verify(ctx, path, known)
 			if err != nil {
 				return err
@@ -340,7 +372,9 @@ Exit status 1: something was changed, or there is no chain.`,
 			return err
 		},
 	}
+	nodes.clusterOnly(cmd)
 	f := cmd.Flags()
+	f.StringSliceVar(&nodes.nodes, "node", nil, "let the daemon of this node check its log; may be given several times")
 	f.StringVar(&known, "known", "", "hash an earlier verification printed: its line must still be there")
 	f.VarP(output, "output", "o", "output format")
 	return cmd

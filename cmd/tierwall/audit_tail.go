@@ -185,17 +185,20 @@ func (q *logQuestion) stream(ctx context.Context, path string, p *auditlog.Print
 }
 
 func newAuditQuery() *cobra.Command {
-	var q logQuestion
+	q := logQuestion{inOrder: true}
 	cmd := &cobra.Command{
 		Use:   "query [FILE...]",
 		Short: "Print all records of audit logs that match",
 		Long: `Prints every record the filters select, oldest first, from the log and its rotated
-and compressed files. Of several logs (of several nodes) one comes after the other.`,
+and compressed files. Of several logs one comes after the other.
+
+` + ofNodes + `
+Records of all nodes come in the order of time.`,
 		Example: `  tierwall audit query --since 1h --verdict Drop,Reject --to shop/db
   tierwall audit query --policy 'NetworkPolicy/shop/*' --port 5432/TCP -o json
   tierwall audit query --cidr 192.0.2.0/24 --since "2026-01-02 08:00" --until "2026-01-02 09:30"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := q.parse(cmd); err != nil {
+			if err := errors.Join(q.source(cmd, args), q.parse(cmd)); err != nil {
 				return err
 			}
 			out := bufio.NewWriterSize(cmd.OutOrStdout(), 64<<10)
@@ -205,9 +208,10 @@ and compressed files. Of several logs (of several nodes) one comes after the oth
 			if err == nil {
 				q.cover.tell(cmd.ErrOrStderr(), q.words.words(), q.zone())
 			}
-			return errors.Join(err, out.Flush())
+			return errors.Join(err, out.Flush(), q.incomplete())
 		},
 	}
 	q.flags(cmd, "text", "json", "antrea")
+	q.addNodes(cmd)
 	return cmd
 }

@@ -123,9 +123,35 @@ func CheckPattern(s string) error {
 // RFC 3339, or a local date or time ("2026-01-02", "2026-01-02 15:04",
 // "2026-01-02 15:04:05").
 func ParseTime(s string, now time.Time) (time.Time, error) {
-	if days, ok := strings.CutSuffix(s, "d"); ok {
-		if n, err := strconv.ParseFloat(days, 64); err == nil && n >= 0 && n < 36500 {
-			return now.Add(-time.Duration(n * 24 * float64(time.Hour))), nil
+	for unit, days := range map[string]float64{"d": 1, "w": 7} {
+		if count, ok := strings.CutSuffix(s, unit); ok {
+			if n, err := strconv.ParseFloat(count, 64); err == nil && n >= 0 && n*days < 36500 {
+				return now.Add(-time.Duration(n * days * 24 * float64(time.Hour))), nil
+			}
+		}
+	}
+	midnight := func(daysAgo int) time.Time { // by the calendar: a day may have 23 hours
+		y, m, d := now.Date()
+		return time.Date(y, m, d-daysAgo, 0, 0, 0, 0, now.Location())
+	}
+	switch strings.ToLower(s) {
+	case "now":
+		return now, nil
+	case "today":
+		return midnight(0), nil
+	case "yesterday":
+		return midnight(1), nil
+	}
+	for _, layout := range []string{"15:04", time.TimeOnly} {
+		if t, err := time.Parse(layout, s); err == nil {
+			y, m, d := now.Date()
+			at := func(d int) time.Time {
+				return time.Date(y, m, d, t.Hour(), t.Minute(), t.Second(), 0, now.Location())
+			}
+			if at(d).After(now) {
+				return at(d - 1), nil
+			}
+			return at(d), nil
 		}
 	}
 	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
@@ -139,7 +165,7 @@ func ParseTime(s string, now time.Time) (time.Time, error) {
 			return t, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("%q: want how long ago (15m, 36h, 7d), or a time such as 2026-01-02T15:04:05Z or \"2026-01-02 15:04\"", s)
+	return time.Time{}, fmt.Errorf("%q: want how long ago (15m, 36h, 7d, 2w), today, yesterday, a time of day that was last (08:00), or a time such as 2026-01-02T15:04:05Z or \"2026-01-02 15:04\"", s)
 }
 
 // Empty reports whether the filter selects everything.

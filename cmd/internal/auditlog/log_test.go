@@ -379,3 +379,32 @@ func TestSeqOf(t *testing.T) {
 		}
 	}
 }
+
+// Times as people say them. Days are the calendar's: in the night clocks change one has
+// 23 hours.
+func TestParseTimeInWords(t *testing.T) {
+	zone, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Skip(err)
+	}
+	now := time.Date(2026, 3, 30, 9, 30, 0, 0, zone) // the day after clocks changed
+	for text, want := range map[string]time.Time{
+		"today":     time.Date(2026, 3, 30, 0, 0, 0, 0, zone),
+		"yesterday": time.Date(2026, 3, 29, 0, 0, 0, 0, zone),
+		"Yesterday": time.Date(2026, 3, 29, 0, 0, 0, 0, zone),
+		"now":       now,
+		"08:00":     time.Date(2026, 3, 30, 8, 0, 0, 0, zone),
+		"23:15:30":  time.Date(2026, 3, 29, 23, 15, 30, 0, zone),
+		"2w":        now.Add(-14 * 24 * time.Hour),
+		"1.5d":      now.Add(-36 * time.Hour),
+	} {
+		if got, err := ParseTime(text, now); err != nil || !got.Equal(want) {
+			t.Errorf("%s: %v, %v, want %v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"tomorrow", "25:00", "-1w", "w", "8"} {
+		if got, err := ParseTime(text, now); err == nil {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+}
