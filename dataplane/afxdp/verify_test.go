@@ -14,7 +14,7 @@ import (
 // program. It is far from the kernel's own bound (a million) and a measure of how long
 // the daemon takes to start: a tenth of a second where hundred thousands take seconds.
 // One branch too many in the wrong place multiplies it; functions that are verified
-// apart (APART in bpf/kernel.h) keep it down.
+// apart (__noinline and not static, see kern/bpf/kernel.h) keep it down.
 const mostVerified = 20_000
 
 // verifiedOn has what each program took on kernels it was tried on (.ci/kernels), by

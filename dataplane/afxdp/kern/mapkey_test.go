@@ -9,7 +9,7 @@ import (
 )
 
 // Before Linux 6.2 the verifier takes a map's key from the stack, a packet or a map's
-// value, but not from memory that a global function (APART in bpf/kernel.h) was given a
+// value, but not from memory that a global function (__noinline and not static, see bpf/kernel.h) was given a
 // pointer to: "R2 type=mem expected=fp, pkt, …". A newer kernel accepts both, so the
 // objects themselves are searched for such keys.
 func TestMapKeysAreNotArguments(t *testing.T) {

@@ -36,26 +36,26 @@ struct way {
 
 // By place, as front.
 struct {
-	UINT(type, MAP_ARRAY);
-	UINT(map_flags, BPF_F_MMAPABLE);
-	UINT(max_entries, 1); // set before loading
-	TYPE(key, __u32);
-	TYPE(value, struct way);
+	__uint(type, MAP_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1); // set before loading
+	__type(key, __u32);
+	__type(value, struct way);
 } ways SEC(".maps");
 
 // One more than the place of the packet that this CPU has just let into the stack,
 // 0 if it has none.
 struct {
-	UINT(type, MAP_PERCPU_ARRAY);
-	UINT(max_entries, 1);
-	TYPE(key, __u32);
-	TYPE(value, __u32);
+	__uint(type, MAP_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
 } entered SEC(".maps");
 
-INLINE void enter(__u32 place_plus_1)
+static __always_inline void enter(__u32 place_plus_1)
 {
 	__u32 zero = 0, *e;
-	if (accelerate && (e = map_lookup(&entered, &zero)))
+	if (accelerate && (e = bpf_map_lookup_elem(&entered, &zero)))
 		*e = place_plus_1;
 }
 
@@ -65,11 +65,11 @@ struct sk_buff___way {
 	unsigned long _nfct;
 } __attribute__((preserve_access_index));
 
-extern void *bpf_cast_to_kern_ctx(void *skb) SEC(".ksyms") WEAK; // Linux 6.2
+extern void *bpf_cast_to_kern_ctx(void *skb) SEC(".ksyms") __weak; // Linux 6.2
 
 // tracked reports whether connection tracking knows the packet's connection, or
 // may.
-INLINE int tracked(struct __sk_buff *skb)
+static __always_inline int tracked(struct __sk_buff *skb)
 {
 	enum { CT_INFO = 7, CT_UNTRACKED = 7 };
 	if (!bpf_cast_to_kern_ctx)
@@ -84,22 +84,22 @@ enum { DNS = 53 };
 // suits reports whether a flow may leave out the stack at all: the protocols whose
 // packets, but for those that open and close a connection, tell connection
 // tracking nothing it needs; and DNS never, which somebody may be listening to.
-INLINE int suits(const struct slot *s)
+static __always_inline int suits(const struct slot *s)
 {
 	__u8 proto = s->tuple[0] >> 32;
-	__u16 sport = ntohs((__u16)s->tuple[0]), dport = ntohs((__u16)(s->tuple[0] >> 16));
+	__u16 sport = bpf_ntohs((__u16)s->tuple[0]), dport = bpf_ntohs((__u16)(s->tuple[0] >> 16));
 	return (proto == TCP || proto == UDP) && sport != DNS && dport != DNS;
 }
 
 // destination is where a slot's packets go.
-INLINE struct address destination(const struct slot *s)
+static __always_inline struct address destination(const struct slot *s)
 {
 	if (s->tuple[0] >> 40 == 4)
-		return (struct address){{0, 0, htonl(0xffff), s->tuple[1] >> 32}};
+		return (struct address){{0, 0, bpf_htonl(0xffff), s->tuple[1] >> 32}};
 	return (struct address){{s->tuple[3], s->tuple[3] >> 32, s->tuple[4], s->tuple[4] >> 32}};
 }
 
-INLINE int same_mac(const __u8 *a, const __u8 *b)
+static __always_inline int same_mac(const __u8 *a, const __u8 *b)
 {
 	for (int i = 0; i < 6; i++)
 		if (a[i] != b[i])
@@ -108,20 +108,20 @@ INLINE int same_mac(const __u8 *a, const __u8 *b)
 }
 
 // learn notes the way of a packet that is about to leave to a pod.
-NOINLINE void learn(struct __sk_buff *skb, struct slot *s, __u32 place, __u32 marked)
+static __noinline void learn(struct __sk_buff *skb, struct slot *s, __u32 place, __u32 marked)
 {
 	__u32 zero = 0, *e;
 	// Was it the last one that came in, under this very tuple, from a pod?
 	if (!marked || !s->ifindex || s->ifindex != skb->ingress_ifindex ||
-	    !(e = map_lookup(&entered, &zero)) || *e != place + 1)
+	    !(e = bpf_map_lookup_elem(&entered, &zero)) || *e != place + 1)
 		return;
 	__u32 from = s->ifindex, to = skb->ifindex, mtu = 0;
 	struct address dst = destination(s);
 	s->way = WAY_NONE;
-	struct device *came = map_lookup(&devices, &from), *d = map_lookup(&devices, &to);
-	struct guard *source = map_lookup(&guards, &from), *target = map_lookup(&guards, &to);
-	struct local_pod *pod = map_lookup(&local_pods, &dst);
-	struct way *w = map_lookup(&ways, &place);
+	struct device *came = bpf_map_lookup_elem(&devices, &from), *d = bpf_map_lookup_elem(&devices, &to);
+	struct guard *source = bpf_map_lookup_elem(&guards, &from), *target = bpf_map_lookup_elem(&guards, &to);
+	struct local_pod *pod = bpf_map_lookup_elem(&local_pods, &dst);
+	struct way *w = bpf_map_lookup_elem(&ways, &place);
 	if (!came || !(came->flags & DEVICE_OPEN) || !d || !(d->flags & DEVICE_OPEN) || !source ||
 	    !target || !w || !suits(s))
 		return;
@@ -132,32 +132,32 @@ NOINLINE void learn(struct __sk_buff *skb, struct slot *s, __u32 place, __u32 ma
 	if (source->bridge != target->bridge)
 		return;
 	__u8 macs[12];
-	if (skb_load_bytes(skb, 0, macs, sizeof(macs)) < 0 || macs[0] & 1)
+	if (bpf_skb_load_bytes(skb, 0, macs, sizeof(macs)) < 0 || macs[0] & 1)
 		return;
 	w->flat = source->bridge != 0;
 	if (!w->flat && !same_mac(macs + 6, d->own))
 		return;
-	if (check_mtu(skb, 0, &mtu, 0, 0) < 0 || !mtu)
+	if (bpf_check_mtu(skb, 0, &mtu, 0, 0) < 0 || !mtu)
 		return;
 	if ((__u8)(s->tuple[0] >> 32) == TCP && !tcp_liberal && tracked(skb))
 		return;
 	__builtin_memcpy(w->dst, macs, 12);
 	w->ifindex = to;
 	w->mtu = mtu;
-	w->born = jiffies64();
+	w->born = bpf_jiffies64();
 	barrier();
 	s->way = WAY_KNOWN;
 }
 
 // across sends a packet of the slot's flow its way. 0: it must take the stack's.
-INLINE int across(struct __sk_buff *skb, struct slot *s, __u32 place, __u32 mark)
+static __always_inline int across(struct __sk_buff *skb, struct slot *s, __u32 place, __u32 mark)
 {
 	if (s->way != WAY_KNOWN)
 		return 0;
-	struct way *w = map_lookup(&ways, &place);
+	struct way *w = bpf_map_lookup_elem(&ways, &place);
 	if (!w)
 		return 0;
-	if (jiffies64() - w->born >= way_ticks) {
+	if (bpf_jiffies64() - w->born >= way_ticks) {
 		s->way = WAY_UNKNOWN;
 		return 0;
 	}
@@ -182,9 +182,9 @@ INLINE int across(struct __sk_buff *skb, struct slot *s, __u32 place, __u32 mark
 		if (!same_mac(data, w->dst)) // the bridge itself, or nobody
 			return 0;
 		// It was for another address than the port's.
-		if (skb_change_type(skb, PACKET_HOST) < 0)
+		if (bpf_skb_change_type(skb, PACKET_HOST) < 0)
 			return 0;
-		return redirect_peer(w->ifindex, 0);
+		return bpf_redirect_peer(w->ifindex, 0);
 	}
 	__builtin_memcpy(head, w->dst, 12);
 	__builtin_memcpy(head + 12, data + 12, sizeof(head) - 12);
@@ -192,19 +192,19 @@ INLINE int across(struct __sk_buff *skb, struct slot *s, __u32 place, __u32 mark
 		if (head[ETHER + 7] <= 1) // somebody must say so
 			return 0;
 		head[ETHER + 7]--;
-		if (skb_store_bytes(skb, 0, head, ETHER + 8, 0) < 0)
+		if (bpf_skb_store_bytes(skb, 0, head, ETHER + 8, 0) < 0)
 			return 0;
 	} else {
 		if (head[ETHER + 8] <= 1)
 			return 0;
 		head[ETHER + 8]--;
 		__u16 *sum = (void *)(head + ETHER + 10); // RFC 1624
-		__u32 more = *sum + htons(0x0100);
+		__u32 more = *sum + bpf_htons(0x0100);
 		*sum = more + (more >= 0xffff);
-		if (skb_store_bytes(skb, 0, head, ETHER + 12, 0) < 0)
+		if (bpf_skb_store_bytes(skb, 0, head, ETHER + 12, 0) < 0)
 			return 0;
 	}
-	return redirect_peer(w->ifindex, 0);
+	return bpf_redirect_peer(w->ifindex, 0);
 }
 
 #endif

@@ -8,6 +8,7 @@
 #include "state.h"
 
 // Set by the Go side before loading; the verifier sees constants.
+volatile const __u8 strict = 0;       // no later hook judges what the programs leave alone
 volatile const __u32 mark_accept = 0; // packet mark: judged and accepted
 volatile const __u32 mark_fast = 0;   // packet mark: accepted by us, at the device it came from
 volatile const __u32 mark_return = 0; // packet mark: came back from userspace, loop breaker
@@ -19,22 +20,22 @@ volatile const __u64 front_time = 0;
 
 // Flows userspace accepted: the only map that lets packets through.
 struct {
-	UINT(type, MAP_LRU_HASH);
-	UINT(max_entries, 131072); // set before loading
-	TYPE(key, struct flow_key);
-	TYPE(value, struct flow);
+	__uint(type, MAP_LRU_HASH);
+	__uint(max_entries, 131072); // set before loading
+	__type(key, struct flow_key);
+	__type(value, struct flow);
 } flows SEC(".maps");
 
 // Flows that the later hook judges: an entry saves an upcall and opens nothing.
 // A map of its own, so that no flood of these evicts an accepted flow.
 struct {
-	UINT(type, MAP_LRU_HASH);
-	UINT(max_entries, 65536);
-	TYPE(key, struct flow_key);
-	TYPE(value, struct flow);
+	__uint(type, MAP_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
 } later SEC(".maps");
 
-INLINE __u64 idle(const struct flow *f, __u8 proto)
+static __always_inline __u64 idle(const struct flow *f, __u8 proto)
 {
 	switch (proto) {
 	case TCP:
@@ -50,20 +51,20 @@ INLINE __u64 idle(const struct flow *f, __u8 proto)
 }
 
 // The clock is coarse and another CPU may have stored a later time.
-INLINE int expired(const struct flow *f, __u8 proto, __u64 now)
+static __always_inline int expired(const struct flow *f, __u8 proto, __u64 now)
 {
 	return now > f->last && now - f->last > idle(f, proto);
 }
 
 // Once in a while is enough, and keeps the cache line clean.
-INLINE void touch(struct flow *f, __u64 now)
+static __always_inline void touch(struct flow *f, __u64 now)
 {
 	if (now > f->last + front_time)
 		f->last = now;
 }
 
 // close_flow notes that a FIN or RST was seen.
-INLINE void close_flow(struct flow *f)
+static __always_inline void close_flow(struct flow *f)
 {
 	if (!(f->flags & FLOW_CLOSING))
 		f->flags |= FLOW_CLOSING;
@@ -72,7 +73,7 @@ INLINE void close_flow(struct flow *f)
 // current reports whether no change of policy since f was judged was about it.
 // Then it is as good as judged by the policy in force, now, which was read before
 // the flow was looked up: a change that has begun meanwhile is a later one.
-INLINE int current(struct flow *f, __u64 now)
+static __always_inline int current(struct flow *f, __u64 now)
 {
 	if (f->generation == now)
 		return 1;
@@ -84,9 +85,9 @@ INLINE int current(struct flow *f, __u64 now)
 }
 
 // remember_later notes that the flow is the later hook's.
-INLINE void remember_later(const struct flow_key *key, __u64 now, __u64 policy)
+static __always_inline void remember_later(const struct flow_key *key, __u64 now, __u64 policy)
 {
-	struct flow *f = map_lookup(&later, key);
+	struct flow *f = bpf_map_lookup_elem(&later, key);
 	if (f && current(f, policy)) {
 		touch(f, now);
 		return;
@@ -94,7 +95,7 @@ INLINE void remember_later(const struct flow_key *key, __u64 now, __u64 policy)
 	// Whose cells these are only userspace knows. An entry that outlives a
 	// change leaves the flow to the hook that judged it all along.
 	struct flow fresh = {.generation = policy, .last = now};
-	map_update(&later, key, &fresh, BPF_ANY);
+	bpf_map_update_elem(&later, key, &fresh, BPF_ANY);
 }
 
 #endif

@@ -41,16 +41,16 @@ struct slot {
 _Static_assert(sizeof(struct slot) == 64, "one cache line");
 
 struct {
-	UINT(type, MAP_ARRAY);
-	UINT(map_flags, BPF_F_MMAPABLE);
-	UINT(max_entries, 1); // of all CPUs; set before loading
-	TYPE(key, __u32);
-	TYPE(value, struct slot);
+	__uint(type, MAP_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1); // of all CPUs; set before loading
+	__type(key, __u32);
+	__type(value, struct slot);
 } front SEC(".maps");
 
 // plain reads the tuple of a packet that parse would call a KEY without a second
 // look, and that neither opens nor closes a connection.
-INLINE int plain(struct __sk_buff *skb, __u64 *tuple)
+static __always_inline int plain(struct __sk_buff *skb, __u64 *tuple)
 {
 	const __u8 *data = (const __u8 *)(unsigned long)skb->data;
 	const __u8 *end = (const __u8 *)(unsigned long)skb->data_end;
@@ -62,12 +62,12 @@ INLINE int plain(struct __sk_buff *skb, __u64 *tuple)
 
 	if (skb->vlan_present)
 		return 0;
-	if (protocol == htons(ETH_IPV4)) {
+	if (protocol == bpf_htons(ETH_IPV4)) {
 		const struct ipv4 *ip = (const void *)(data + ETHER);
 		l4 = data + ETHER + IPV4;
-		if (l4 + 8 > end || ip->version_ihl != 0x45 || ip->fragment & htons(0x3fff))
+		if (l4 + 8 > end || ip->version_ihl != 0x45 || ip->fragment & bpf_htons(0x3fff))
 			return 0;
-		room = ntohs(ip->length);
+		room = bpf_ntohs(ip->length);
 		if (room < IPV4)
 			return 0;
 		room -= IPV4;
@@ -75,12 +75,12 @@ INLINE int plain(struct __sk_buff *skb, __u64 *tuple)
 		family = 4;
 		tuple[1] = ip->src | (__u64)ip->dst << 32;
 		tuple[2] = tuple[3] = tuple[4] = 0;
-	} else if (protocol == htons(ETH_IPV6)) {
+	} else if (protocol == bpf_htons(ETH_IPV6)) {
 		const struct ipv6 *ip = (const void *)(data + ETHER);
 		l4 = data + ETHER + IPV6;
-		if (l4 + 8 > end || (ip->version_class_label & htonl(0xf0000000)) != htonl(0x60000000))
+		if (l4 + 8 > end || (ip->version_class_label & bpf_htonl(0xf0000000)) != bpf_htonl(0x60000000))
 			return 0;
-		room = ntohs(ip->payload);
+		room = bpf_ntohs(ip->payload);
 		proto = ip->next;
 		family = 6;
 		tuple[1] = ip->src[0] | (__u64)ip->src[1] << 32;
@@ -102,34 +102,34 @@ INLINE int plain(struct __sk_buff *skb, __u64 *tuple)
 
 // places names the two slots of this CPU that a tuple may be in, one in each half
 // of the result. Two, so that flows that meet in one do not chase each other out.
-INLINE __u64 places(const __u64 *tuple)
+static __always_inline __u64 places(const __u64 *tuple)
 {
 	__u64 h = (tuple[1] + tuple[2] * 3 + tuple[3] * 5 + tuple[4] * 7) ^ tuple[0] * 0x9e3779b97f4a7c15;
 	h = (h ^ h >> 32) * 0xd6e8feb86659fd93;
 	h ^= h >> 32;
-	__u64 cpu = get_smp_processor_id() * (front_mask + 1);
+	__u64 cpu = bpf_get_smp_processor_id() * (front_mask + 1);
 	return (cpu << 32 | cpu) + (h & ((__u64)front_mask << 32 | front_mask));
 }
 
-INLINE struct slot *slot_at(__u32 place)
+static __always_inline struct slot *slot_at(__u32 place)
 {
-	return map_lookup(&front, &place);
+	return bpf_map_lookup_elem(&front, &place);
 }
 
-INLINE int same_tuple(const struct slot *s, const __u64 *tuple)
+static __always_inline int same_tuple(const struct slot *s, const __u64 *tuple)
 {
 	return s->tuple[0] == tuple[0] && s->tuple[1] == tuple[1] && s->tuple[2] == tuple[2] &&
 	       s->tuple[3] == tuple[3] && s->tuple[4] == tuple[4];
 }
 
-INLINE int fresh(const struct slot *s, __u64 policy)
+static __always_inline int fresh(const struct slot *s, __u64 policy)
 {
-	return s->generation == policy && jiffies64() - s->born < front_ticks;
+	return s->generation == policy && bpf_jiffies64() - s->born < front_ticks;
 }
 
 // in_front returns the slot by which a packet passes, and its place, or 0. ifindex
 // is the device it came from; towards a pod, 0: a flow needs no guard there.
-INLINE struct slot *in_front(struct __sk_buff *skb, __u32 ifindex, __u64 policy, __u32 *place)
+static __always_inline struct slot *in_front(struct __sk_buff *skb, __u32 ifindex, __u64 policy, __u32 *place)
 {
 	__u64 tuple[TUPLE];
 	if (!plain(skb, tuple))
@@ -152,7 +152,7 @@ INLINE struct slot *in_front(struct __sk_buff *skb, __u32 ifindex, __u64 policy,
 // given policy, and that the guard let in from ifindex. It returns the slot, whose
 // way is still what it was before if it was the same flow's, under the same
 // policy and from the same device, and 0 otherwise.
-NOINLINE struct slot *to_front(struct __sk_buff *skb, __u32 ifindex, __u64 policy, __u32 *place)
+static __noinline struct slot *to_front(struct __sk_buff *skb, __u32 ifindex, __u64 policy, __u32 *place)
 {
 	__u64 tuple[TUPLE];
 	if (!plain(skb, tuple))
@@ -175,7 +175,7 @@ NOINLINE struct slot *to_front(struct __sk_buff *skb, __u32 ifindex, __u64 polic
 	barrier();
 	__builtin_memcpy(s->tuple, tuple, sizeof(tuple));
 	s->ifindex = ifindex;
-	s->born = jiffies64();
+	s->born = bpf_jiffies64();
 	barrier();
 	s->generation = policy;
 	return s;

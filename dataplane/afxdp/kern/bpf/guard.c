@@ -12,7 +12,7 @@
 #include "packet.h"
 #include "state.h"
 
-INLINE int drop(const struct xdp_md *ctx, __u32 which)
+static __always_inline int drop(const struct xdp_md *ctx, __u32 which)
 {
 	if (which == COUNT_DENIED)
 		add(which, 1);
@@ -29,7 +29,7 @@ struct frame {
 };
 
 // read reports whether a frame is IP. It does not follow extension headers.
-INLINE int read(struct xdp_md *ctx, struct frame *f)
+static __always_inline int read(struct xdp_md *ctx, struct frame *f)
 {
 	const __u8 *data = (const __u8 *)(unsigned long)ctx->data;
 	f->end = (const __u8 *)(unsigned long)ctx->data_end;
@@ -41,10 +41,10 @@ INLINE int read(struct xdp_md *ctx, struct frame *f)
 	case ETH_IPV4:
 		if (ip + IPV4 > f->end)
 			return 0;
-		f->src = (struct address){{0, 0, htonl(0xffff), *(const __u32 *)(ip + 12)}};
-		f->dst = (struct address){{0, 0, htonl(0xffff), *(const __u32 *)(ip + 16)}};
+		f->src = (struct address){{0, 0, bpf_htonl(0xffff), *(const __u32 *)(ip + 12)}};
+		f->dst = (struct address){{0, 0, bpf_htonl(0xffff), *(const __u32 *)(ip + 16)}};
 		f->proto = ip[9];
-		if (ip[0] == 0x45 && !(*(const __u16 *)(ip + 6) & htons(0x3fff))) // no options, no fragment
+		if (ip[0] == 0x45 && !(*(const __u16 *)(ip + 6) & bpf_htons(0x3fff))) // no options, no fragment
 			f->l4 = ip + IPV4;
 		return 1;
 	case ETH_IPV6:
@@ -61,7 +61,7 @@ INLINE int read(struct xdp_md *ctx, struct frame *f)
 
 // refused reports whether userspace denied the packet's flow, in its direction,
 // a moment ago and under the policy in force.
-INLINE int refused(const struct frame *f)
+static __always_inline int refused(const struct frame *f)
 {
 	if (!f->l4 || f->l4 + 4 > f->end || (f->proto != TCP && f->proto != UDP && f->proto != SCTP))
 		return 0;
@@ -75,9 +75,9 @@ INLINE int refused(const struct frame *f)
 	}
 	k.aport = back ? dport : sport;
 	k.bport = back ? sport : dport;
-	struct flow *d = map_lookup(&denied, &k);
+	struct flow *d = bpf_map_lookup_elem(&denied, &k);
 	return d && d->generation >= valid_from && d->generation >= changed(d->cell[0]) &&
-	       d->generation >= changed(d->cell[1]) && ktime_coarse() < d->last + deny_time;
+	       d->generation >= changed(d->cell[1]) && bpf_ktime_get_coarse_ns() < d->last + deny_time;
 }
 
 SEC("xdp.frags") int uplink_xdp(struct xdp_md *ctx)
@@ -85,7 +85,7 @@ SEC("xdp.frags") int uplink_xdp(struct xdp_md *ctx)
 	struct frame f;
 	if (!read(ctx, &f))
 		return XDP_PASS;
-	if (anti_spoofing && map_lookup(&local_pods, &f.src))
+	if (anti_spoofing && bpf_map_lookup_elem(&local_pods, &f.src))
 		return drop(ctx, COUNT_FORGED);
 	return refused(&f) ? drop(ctx, COUNT_DENIED) : XDP_PASS;
 }
@@ -93,7 +93,7 @@ SEC("xdp.frags") int uplink_xdp(struct xdp_md *ctx)
 SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 {
 	__u32 ifindex = ctx->ingress_ifindex;
-	struct guard *g = map_lookup(&guards, &ifindex);
+	struct guard *g = bpf_map_lookup_elem(&guards, &ifindex);
 	struct frame f;
 	if (!g || !read(ctx, &f)) {
 		add(COUNT_EXEMPT, 1);
@@ -105,7 +105,7 @@ SEC("xdp") int pod_xdp(struct xdp_md *ctx)
 	case GUARD_FORGED:
 		// Neighbour discovery starts before there is an address, and from
 		// link-local ones; the kernel sends nothing of the kind on.
-		if ((f.src.words[0] & htonl(0xffc00000)) == htonl(0xfe800000) ||
+		if ((f.src.words[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
 		    !(f.src.words[0] | f.src.words[1] | f.src.words[2] | f.src.words[3])) {
 			add(COUNT_EXEMPT, 1);
 			return XDP_PASS;

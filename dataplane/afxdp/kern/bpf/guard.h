@@ -51,34 +51,34 @@ volatile const __u8 pass_unknown = 0;  /* fail mode open: pods nobody knows are 
 volatile const __u8 anti_spoofing = 1; /* an address on another pod's device is dropped */
 
 struct {
-	UINT(type, MAP_HASH);
-	UINT(max_entries, 4096);
-	TYPE(key, __u32);
-	TYPE(value, struct guard);
+	__uint(type, MAP_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct guard);
 } guards SEC(".maps");
 
 struct {
-	UINT(type, MAP_HASH);
-	UINT(max_entries, 16384);
-	TYPE(key, struct address);
-	TYPE(value, struct local_pod);
+	__uint(type, MAP_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct address);
+	__type(value, struct local_pod);
 } local_pods SEC(".maps");
 
 /* The prefixes this node's pods get their addresses from. */
 struct {
-	UINT(type, MAP_LPM_TRIE);
-	UINT(max_entries, 1024);
-	UINT(map_flags, BPF_F_NO_PREALLOC);
-	TYPE(key, struct prefix);
-	TYPE(value, __u8);
+	__uint(type, MAP_LPM_TRIE);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix);
+	__type(value, __u8);
 } pod_cidrs SEC(".maps");
 
 /* Ports of bridges that have pods, whoever is behind them: ifindex -> bridge. */
 struct {
-	UINT(type, MAP_HASH);
-	UINT(max_entries, 4096);
-	TYPE(key, __u32);
-	TYPE(value, __u32);
+	__uint(type, MAP_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, __u32);
 } bridge_ports SEC(".maps");
 
 enum guarded {
@@ -88,13 +88,13 @@ enum guarded {
 	GUARD_FORGED, /* another pod's address: drop */
 };
 
-INLINE int same(const struct address *a, const struct address *b)
+static __always_inline int same(const struct address *a, const struct address *b)
 {
 	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] &&
 	       a->words[3] == b->words[3];
 }
 
-INLINE int guard_has(const struct guard *g, const struct address *a)
+static __always_inline int guard_has(const struct guard *g, const struct address *a)
 {
 	if (!(g->flags & GUARD_BOUND))
 		return 0;
@@ -106,25 +106,25 @@ INLINE int guard_has(const struct guard *g, const struct address *a)
 
 /*
  * find_local_pod looks up who has an address, with a key on the stack: before Linux
- * 6.2 the verifier takes no key from memory that an APART function is given.
+ * 6.2 the verifier takes no key from memory that an __noinline function is given.
  */
-INLINE struct local_pod *find_local_pod(const struct address *a)
+static __always_inline struct local_pod *find_local_pod(const struct address *a)
 {
 	struct address key = *a;
-	return map_lookup(&local_pods, &key);
+	return bpf_map_lookup_elem(&local_pods, &key);
 }
 
 /* guard_rest is for addresses that no known local pod has. */
-INLINE enum guarded guard_rest(const struct guard *g, const struct address *a)
+static __always_inline enum guarded guard_rest(const struct guard *g, const struct address *a)
 {
 	struct prefix p = {.bits = 128, .address = *a};
-	if (!pass_unknown && map_lookup(&pod_cidrs, &p))
+	if (!pass_unknown && bpf_map_lookup_elem(&pod_cidrs, &p))
 		return GUARD_UNKNOWN;
 	return g->flags & GUARD_POD ? GUARD_JUDGE : GUARD_LEAVE;
 }
 
 /* guard_source judges a source address seen on a packet from the device. */
-INLINE enum guarded guard_source(const struct guard *g, const struct address *src, __u32 ifindex)
+static __always_inline enum guarded guard_source(const struct guard *g, const struct address *src, __u32 ifindex)
 {
 	if (guard_has(g, src))
 		return GUARD_JUDGE;
@@ -143,17 +143,17 @@ INLINE enum guarded guard_source(const struct guard *g, const struct address *sr
 /* guard_sender judges the source address of a packet that arrived at device from and
  * is on its way to a pod: nobody but the pod itself can have sent one with its
  * address, by its device or the bridge that has it as a port. */
-INLINE enum guarded guard_sender(const struct address *src, __u32 from)
+static __always_inline enum guarded guard_sender(const struct address *src, __u32 from)
 {
 	struct local_pod *l = anti_spoofing && from ? find_local_pod(src) : 0;
 	if (!l || l->ifindex == 0 || l->ifindex == from)
 		return GUARD_JUDGE;
-	__u32 port = l->ifindex, *bridge = map_lookup(&bridge_ports, &port);
+	__u32 port = l->ifindex, *bridge = bpf_map_lookup_elem(&bridge_ports, &port);
 	return bridge && *bridge == from ? GUARD_JUDGE : GUARD_FORGED;
 }
 
 /* guard_destination judges the destination of a packet to the device. */
-INLINE enum guarded guard_destination(const struct guard *g, const struct address *dst)
+static __always_inline enum guarded guard_destination(const struct guard *g, const struct address *dst)
 {
 	if (guard_has(g, dst) || find_local_pod(dst))
 		return GUARD_JUDGE;

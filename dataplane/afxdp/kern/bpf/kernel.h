@@ -15,20 +15,19 @@ typedef unsigned long long __u64;
 _Static_assert(sizeof(__u64) == 8 && sizeof(void *) == 8, "BPF is a 64-bit machine");
 
 #define SEC(name) __attribute__((section(name), used))
-#define INLINE static inline __attribute__((always_inline))
-#define NOINLINE static __attribute__((noinline))
+#define __always_inline inline __attribute__((always_inline))
 /*
- * A function that the verifier looks at once, by itself, and not again wherever it is
- * called with all that is known there. What it is given may be anything: pointers may
+ * A function that is __noinline and not static is verified once, by itself, and not again
+ * at every call with all that is known there. Its arguments may be anything: pointers may
  * be null.
  */
-#define APART __attribute__((noinline))
-#define WEAK __attribute__((weak))
+#define __noinline __attribute__((noinline))
+#define __weak __attribute__((weak))
 #define barrier() __asm__ volatile("" ::: "memory")
 
 /* What a BTF map definition is made of: the numbers are array lengths. */
-#define UINT(name, value) int(*name)[value]
-#define TYPE(name, type) type *name
+#define __uint(name, val) int(*name)[val]
+#define __type(name, val) typeof(val) *name
 
 enum { /* enum bpf_map_type */
 	MAP_HASH = 1,
@@ -54,7 +53,7 @@ enum { /* enum xdp_action */
 enum {
 	BPF_ANY = 0,
 	BPF_NOEXIST = 1,
-	BPF_F_INGRESS = 1,    /* flag of redirect() */
+	BPF_F_INGRESS = 1,    /* flag of bpf_redirect() */
 	BPF_F_NO_PREALLOC = 1, /* flags of a map */
 	BPF_F_MMAPABLE = 1 << 10,
 };
@@ -82,31 +81,31 @@ struct xdp_md {
 	__u32 data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex;
 };
 
-static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
-static long (*const map_update)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
-static long (*const map_delete)(void *map, const void *key) = (void *)3;
-static __u64 (*const ktime)(void) = (void *)5; /* CLOCK_MONOTONIC */
-static __u32 (*const get_smp_processor_id)(void) = (void *)8;
-static long (*const skb_store_bytes)(struct __sk_buff *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
-static long (*const redirect)(__u32 ifindex, __u64 flags) = (void *)23;
-static long (*const skb_load_bytes)(const void *skb, __u32 off, void *to, __u32 len) = (void *)26;
-static long (*const skb_change_type)(struct __sk_buff *skb, __u32 type) = (void *)32;
-static long (*const skb_change_tail)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)38;
-static long (*const skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void *)39;
-static long (*const skb_change_head)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)43;
-static long (*const redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
-static long (*const read_kernel)(void *to, __u32 size, const void *from) = (void *)113; /* Linux 5.5 */
-static __u64 (*const jiffies64)(void) = (void *)118; /* Linux 5.6 */
-static long (*const redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155; /* Linux 5.10 */
-static __u64 (*const ktime_coarse)(void) = (void *)160; /* CLOCK_MONOTONIC_COARSE, Linux 5.11 */
-static long (*const check_mtu)(struct __sk_buff *skb, __u32 ifindex, __u32 *mtu, __s32 diff, __u64 flags) = (void *)163; /* Linux 5.12 */
+static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static long (*const bpf_map_update_elem)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
+static long (*const bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
+static __u64 (*const bpf_ktime_get_ns)(void) = (void *)5; /* CLOCK_MONOTONIC */
+static __u32 (*const bpf_get_smp_processor_id)(void) = (void *)8;
+static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
+static long (*const bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
+static long (*const bpf_skb_load_bytes)(const void *skb, __u32 off, void *to, __u32 len) = (void *)26;
+static long (*const bpf_skb_change_type)(struct __sk_buff *skb, __u32 type) = (void *)32;
+static long (*const bpf_skb_change_tail)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)38;
+static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void *)39;
+static long (*const bpf_skb_change_head)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)43;
+static long (*const bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
+static long (*const bpf_probe_read_kernel)(void *to, __u32 size, const void *from) = (void *)113; /* Linux 5.5 */
+static __u64 (*const bpf_jiffies64)(void) = (void *)118; /* Linux 5.6 */
+static long (*const bpf_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155; /* Linux 5.10 */
+static __u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160; /* CLOCK_MONOTONIC_COARSE, Linux 5.11 */
+static long (*const bpf_check_mtu)(struct __sk_buff *skb, __u32 ifindex, __u32 *mtu, __s32 diff, __u64 flags) = (void *)163; /* Linux 5.12 */
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "only little-endian machines are supported"
 #endif
-#define ntohs(x) __builtin_bswap16(x)
-#define htons(x) __builtin_bswap16(x)
-#define htonl(x) __builtin_bswap32(x)
-#define ntohl(x) __builtin_bswap32(x)
+#define bpf_ntohs(x) __builtin_bswap16(x)
+#define bpf_htons(x) __builtin_bswap16(x)
+#define bpf_htonl(x) __builtin_bswap32(x)
+#define bpf_ntohl(x) __builtin_bswap32(x)
 
 #endif

@@ -110,10 +110,10 @@ volatile const __u8 nat = 0;
 
 /* Whom accepted flows marked FLOW_VEILED are about. */
 struct {
-	UINT(type, MAP_LRU_HASH);
-	UINT(max_entries, 65536);
-	TYPE(key, struct flow_key);
-	TYPE(value, struct origin);
+	__uint(type, MAP_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct origin);
 } origins SEC(".maps");
 
 /*
@@ -121,31 +121,31 @@ struct {
  * and is asked once: the next connection of that name may go elsewhere.
  */
 struct {
-	UINT(type, MAP_LRU_HASH);
-	UINT(max_entries, 4096);
-	TYPE(key, struct flow_key);
-	TYPE(value, struct origin);
+	__uint(type, MAP_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct flow_key);
+	__type(value, struct origin);
 } sights SEC(".maps");
 
 /* Devices whose egress has a program of ours, and bridges all of whose ports have. */
 struct {
-	UINT(type, MAP_HASH);
-	UINT(max_entries, 8192);
-	TYPE(key, __u32);
-	TYPE(value, __u8);
+	__uint(type, MAP_HASH);
+	__uint(max_entries, 8192);
+	__type(key, __u32);
+	__type(value, __u8);
 } exits SEC(".maps");
 
-#define READ(to, from) (read_kernel(&(to), sizeof(to), &(from)) == 0)
+#define READ(to, from) (bpf_probe_read_kernel(&(to), sizeof(to), &(from)) == 0)
 
-INLINE int read_end(const struct nf_conntrack_tuple *t, int dst, int v4, __u32 *addr, __u16 *port)
+static __always_inline int read_end(const struct nf_conntrack_tuple *t, int dst, int v4, __u32 *addr, __u16 *port)
 {
 	__u32 raw[4];
 	if (dst ? !READ(raw, t->dst.u3.all) || !READ(*port, t->dst.u.all) : !READ(raw, t->src.u3.all) || !READ(*port, t->src.u.all))
 		return 0;
-	*port = ntohs(*port);
+	*port = bpf_ntohs(*port);
 	addr[0] = v4 ? 0 : raw[0];
 	addr[1] = v4 ? 0 : raw[1];
-	addr[2] = v4 ? htonl(0xffff) : raw[2];
+	addr[2] = v4 ? bpf_htonl(0xffff) : raw[2];
 	addr[3] = v4 ? raw[0] : raw[3];
 	return 1;
 }
@@ -155,7 +155,7 @@ INLINE int read_end(const struct nf_conntrack_tuple *t, int dst, int v4, __u32 *
  * there is one; ORIGIN_NAT and ORIGIN_DNAT say whether it is translated. Without
  * "all" only a translated one is read, beyond its flags.
  */
-INLINE int read_connection(const struct sk_buff *k, struct origin *o, int all)
+static __always_inline int read_connection(const struct sk_buff *k, struct origin *o, int all)
 {
 	unsigned long nfct = k->_nfct, status, info = nfct & CT_UNTRACKED;
 	const struct nf_conn *ct = (const void *)(nfct & ~(unsigned long)CT_UNTRACKED);
@@ -188,13 +188,13 @@ INLINE int read_connection(const struct sk_buff *k, struct origin *o, int all)
 }
 
 /* connection is read_connection for the programs on devices. */
-APART int connection(struct __sk_buff *skb, struct origin *o, int all)
+__noinline int connection(struct __sk_buff *skb, struct origin *o, int all)
 {
 	return o ? read_connection(bpf_cast_to_kern_ctx(skb), o, all) : 0;
 }
 
 /* opened is the name of the connection as it was opened. */
-INLINE void opened(const struct origin *o, struct flow_key *k)
+static __always_inline void opened(const struct origin *o, struct flow_key *k)
 {
 	int back = o->proto != ICMP && o->proto != ICMPV6 && above(o->client, o->service, o->client_port, o->service_port);
 #pragma unroll
@@ -207,7 +207,7 @@ INLINE void opened(const struct origin *o, struct flow_key *k)
 	k->proto = o->proto;
 }
 
-INLINE int same_backend(const struct origin *a, const struct origin *b)
+static __always_inline int same_backend(const struct origin *a, const struct origin *b)
 {
 	return same((const void *)a->backend, (const void *)b->backend) && a->backend_port == b->backend_port;
 }
@@ -218,18 +218,18 @@ INLINE int same_backend(const struct origin *a, const struct origin *b)
  * about where its destination leads now: the same five numbers, opened again, may
  * be led elsewhere, or nowhere else.
  */
-INLINE struct flow *accepted_as(struct origin *o, __u64 policy, __u64 now)
+static __always_inline struct flow *accepted_as(struct origin *o, __u64 policy, __u64 now)
 {
 	struct flow_key key = {};
 	opened(o, &key);
-	struct flow *f = map_lookup(&flows, &key);
+	struct flow *f = bpf_map_lookup_elem(&flows, &key);
 	if (!f || expired(f, o->proto, now) || !current(f, policy))
 		return 0;
 	if (!(f->flags & FLOW_VEILED) != !(o->flags & ORIGIN_DNAT))
 		return 0;
 	if (!(o->flags & ORIGIN_DNAT))
 		return f;
-	struct origin *to = map_lookup(&origins, &key);
+	struct origin *to = bpf_map_lookup_elem(&origins, &key);
 	return to && same_backend(to, o) ? f : 0;
 }
 
@@ -239,7 +239,7 @@ INLINE struct flow *accepted_as(struct origin *o, __u64 policy, __u64 now)
  * it goes, or if the name has an address of the node and somebody else's packet
  * bears it.
  */
-INLINE int open_faced(struct __sk_buff *skb, const struct flow *f, int unjudged)
+static __always_inline int open_faced(struct __sk_buff *skb, const struct flow *f, int unjudged)
 {
 	return !(f->flags & FLOW_VEILED) && !unjudged && (!(f->flags & FLOW_HOST) || skb->ingress_ifindex == 0);
 }
@@ -249,7 +249,7 @@ INLINE int open_faced(struct __sk_buff *skb, const struct flow *f, int unjudged)
  * packet passes, as one of an accepted connection, and fills o for userspace. opens
  * says that it is to be judged whatever is known.
  */
-APART int behind(struct __sk_buff *skb, struct packet *p, struct origin *o, int opens, __u64 now)
+__noinline int behind(struct __sk_buff *skb, struct packet *p, struct origin *o, int opens, __u64 now)
 {
 	if (!p || !o)
 		return 0;
@@ -257,7 +257,7 @@ APART int behind(struct __sk_buff *skb, struct packet *p, struct origin *o, int 
 		read_connection(bpf_cast_to_kern_ctx(skb), o, 0);
 	/* An address of the node is the node itself's, or masquerading's. */
 	struct address src = p->src; /* a key on the stack: see find_local_pod */
-	if (map_lookup(&node_addresses, &src))
+	if (bpf_map_lookup_elem(&node_addresses, &src))
 		o->flags |= skb->ingress_ifindex == 0 ? ORIGIN_HOST : o->flags & ORIGIN_NAT ? 0 : ORIGIN_MASKED;
 	if (opens || !(o->flags & ORIGIN_NAT))
 		return 0;
@@ -275,13 +275,13 @@ APART int behind(struct __sk_buff *skb, struct packet *p, struct origin *o, int 
  * connection yet, what was known of its flow: whose answer it is, or where gate
  * saw it go. Where a new packet to a Service will go it does not say.
  */
-INLINE void recall(const struct packet *p, struct origin *o)
+static __always_inline void recall(const struct packet *p, struct origin *o)
 {
-	const struct origin *known = map_lookup(&origins, &p->key);
+	const struct origin *known = bpf_map_lookup_elem(&origins, &p->key);
 	int there = known && same(&p->dst, (const void *)known->service) && p->dport == known->service_port;
 	__u8 reply = ORIGIN_REPLY;
 	if (!known || there || p->syn) {
-		known = map_lookup(&sights, &p->key);
+		known = bpf_map_lookup_elem(&sights, &p->key);
 		reply = 0;
 	}
 	if (!known)
@@ -289,14 +289,14 @@ INLINE void recall(const struct packet *p, struct origin *o)
 	*o = *known;
 	o->flags = (known->flags & ORIGIN_DNAT) | ORIGIN_NAT | reply;
 	if (!reply)
-		map_delete(&sights, &p->key);
+		bpf_map_delete_elem(&sights, &p->key);
 }
 
 /*
  * said_all says that a packet has its real ends where it comes from: nobody has
  * changed whom it goes to on the way. o knows of translated connections only.
  */
-INLINE int said_all(const struct origin *o)
+static __always_inline int said_all(const struct origin *o)
 {
 	return !(o->flags & (ORIGIN_DNAT | ORIGIN_REPLY));
 }
@@ -316,7 +316,7 @@ SEC("netfilter") int gate(struct bpf_nf_ctx *ctx)
 		return NF_ACCEPT;
 	if (ctx->state->hook == NF_INET_POST_ROUTING) {
 		__u32 out = ctx->state->out->ifindex;
-		if (map_lookup(&exits, &out))
+		if (bpf_map_lookup_elem(&exits, &out))
 			return NF_ACCEPT;
 	}
 	struct origin o = {};
@@ -324,7 +324,7 @@ SEC("netfilter") int gate(struct bpf_nf_ctx *ctx)
 	if (mark & mark_accept && said_all(&o))
 		return NF_ACCEPT; /* judged as what it is */
 	if (tracked) {
-		__u64 now = ktime(); /* these programs have no other clock */
+		__u64 now = bpf_ktime_get_ns(); /* these programs have no other clock */
 		struct flow *f = accepted_as(&o, generation, now);
 		if (f) {
 			touch(f, now);
@@ -334,10 +334,10 @@ SEC("netfilter") int gate(struct bpf_nf_ctx *ctx)
 			struct flow_key key = {};
 			opened(&o, &key);
 			translated = 1;
-			map_update(&sights, &key, &o, BPF_ANY);
+			bpf_map_update_elem(&sights, &key, &o, BPF_ANY);
 			/* Or the next packet would come here like this one. */
-			map_delete(&later, &key);
-			map_delete(&flows, &key);
+			bpf_map_delete_elem(&later, &key);
+			bpf_map_delete_elem(&flows, &key);
 		}
 	}
 	add(COUNT_HELD, 1);

@@ -8,10 +8,10 @@
 
 // The node's own addresses.
 struct {
-	UINT(type, MAP_HASH);
-	UINT(max_entries, 16384);
-	TYPE(key, struct address);
-	TYPE(value, __u8);
+	__uint(type, MAP_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct address);
+	__type(value, __u8);
 } node_addresses SEC(".maps");
 
 enum parsed {
@@ -39,39 +39,39 @@ struct packet {
 // packet has (§7.1), and it is for this link: to a link-local or multicast
 // address, between the pod and the node itself, or to another port of a bridge.
 // Anything else is ASK.
-INLINE enum parsed neighbour_discovery(const struct ipv6 *ip, __u8 type, __u8 code, int egress)
+static __always_inline enum parsed neighbour_discovery(const struct ipv6 *ip, __u8 type, __u8 code, int egress)
 {
 	if (type < 133 || type > 137 || code != 0 || ip->hops != 255)
 		return ASK;
 	if (egress) // hop limit 255 towards a pod: the node itself sent it, or a port of its bridge
 		return EXEMPT;
 	struct address dst = {{ip->dst[0], ip->dst[1], ip->dst[2], ip->dst[3]}};
-	return (dst.words[0] & htonl(0xffc00000)) == htonl(0xfe800000) || // fe80::/10
-			       (dst.words[0] & htonl(0xffff0000)) == htonl(0xff020000) || // ff02::/16
-			       map_lookup(&node_addresses, &dst) != 0
+	return (dst.words[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) || // fe80::/10
+			       (dst.words[0] & bpf_htonl(0xffff0000)) == bpf_htonl(0xff020000) || // ff02::/16
+			       bpf_map_lookup_elem(&node_addresses, &dst) != 0
 		       ? EXEMPT
 		       : NEIGHBOUR;
 }
 
 // Multicast listener reports (RFC 2710, RFC 3810) carry a hop-by-hop router
 // alert; to a link-local group they never leave the link.
-INLINE int multicast_listener(struct __sk_buff *skb, const struct ipv6 *ip)
+static __always_inline int multicast_listener(struct __sk_buff *skb, const struct ipv6 *ip)
 {
 	__u8 b[9]; // 8 bytes of hop-by-hop header, then the ICMPv6 type
-	if ((ip->dst[0] & htonl(0xffff0000)) != htonl(0xff020000))
+	if ((ip->dst[0] & bpf_htonl(0xffff0000)) != bpf_htonl(0xff020000))
 		return 0;
-	if (skb_load_bytes(skb, ETHER + IPV6, b, sizeof(b)) < 0)
+	if (bpf_skb_load_bytes(skb, ETHER + IPV6, b, sizeof(b)) < 0)
 		return 0;
 	return b[0] == ICMPV6 && b[1] == 0 && ((b[8] >= 130 && b[8] <= 132) || b[8] == 143);
 }
 
-INLINE int mapped(const __u32 *a)
+static __always_inline int mapped(const __u32 *a)
 {
-	return a[0] == 0 && a[1] == 0 && a[2] == htonl(0xffff);
+	return a[0] == 0 && a[1] == 0 && a[2] == bpf_htonl(0xffff);
 }
 
 // name fills p->key from the rest of p: see struct flow_key.
-INLINE enum parsed name(struct packet *p, int back)
+static __always_inline enum parsed name(struct packet *p, int back)
 {
 	struct flow_key *k = &p->key;
 #pragma unroll
@@ -90,12 +90,12 @@ enum { HEADERS = ETHER + IPV6 + 20 }; // what parse looks at, at most
 
 // parse fills p. Everything a verdict could depend on and this parser does not
 // understand is ASK or OPAQUE, never KEY.
-APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
+__noinline int parse(struct __sk_buff *skb, struct packet *p, int egress)
 {
 	if (!p)
 		return OPAQUE;
 	__u32 room; // bytes the packet says it has from the transport header on
-	__u16 protocol = ntohs(skb->protocol);
+	__u16 protocol = bpf_ntohs(skb->protocol);
 
 	// A tag with VLAN 0 only carries a priority: the kernel has taken it off
 	// and delivers the packet. Any other tag belongs to a VLAN device.
@@ -107,7 +107,7 @@ APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
 	const __u8 *data = (const __u8 *)(unsigned long)skb->data;
 	const __u8 *end = (const __u8 *)(unsigned long)skb->data_end;
 	if (data + want > end) {
-		skb_pull_data(skb, want);
+		bpf_skb_pull_data(skb, want);
 		data = (const __u8 *)(unsigned long)skb->data;
 		end = (const __u8 *)(unsigned long)skb->data_end;
 	}
@@ -117,18 +117,18 @@ APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
 		const struct ipv4 *ip = (const void *)(data + ETHER);
 		if (data + ETHER + IPV4 > end)
 			return ASK;
-		if (ip->fragment & htons(0x3fff)) // more fragments, or an offset
+		if (ip->fragment & bpf_htons(0x3fff)) // more fragments, or an offset
 			return OPAQUE;
 		if (ip->version_ihl != 0x45 || ip->proto == 0 || ip->proto == ICMPV6)
 			return ASK;
-		p->src.words[2] = p->dst.words[2] = htonl(0xffff);
+		p->src.words[2] = p->dst.words[2] = bpf_htonl(0xffff);
 		p->src.words[3] = ip->src;
 		p->dst.words[3] = ip->dst;
 		p->proto = ip->proto;
 		l4 = data + ETHER + IPV4;
 		p->headers = ETHER + IPV4;
 		// A GSO packet of more than 64 kB says 0.
-		room = ip->length == 0 && skb->gso_size ? 0xffff : ntohs(ip->length);
+		room = ip->length == 0 && skb->gso_size ? 0xffff : bpf_ntohs(ip->length);
 		if (room < IPV4)
 			return ASK;
 		room -= IPV4;
@@ -136,7 +136,7 @@ APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
 		const struct ipv6 *ip = (const void *)(data + ETHER);
 		if (data + ETHER + IPV6 > end)
 			return ASK;
-		if ((ip->version_class_label & htonl(0xf0000000)) != htonl(0x60000000))
+		if ((ip->version_class_label & bpf_htonl(0xf0000000)) != bpf_htonl(0x60000000))
 			return ASK;
 		// Mapped addresses never appear on a wire (RFC 4038 §4.2); here they
 		// would be taken for the IPv4 flow of that name. Userspace drops them,
@@ -151,7 +151,7 @@ APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
 		p->proto = ip->next;
 		l4 = data + ETHER + IPV6;
 		p->headers = ETHER + IPV6;
-		room = ip->payload == 0 && skb->gso_size ? 0xffff : ntohs(ip->payload);
+		room = ip->payload == 0 && skb->gso_size ? 0xffff : bpf_ntohs(ip->payload);
 		switch (ip->next) {
 		case ICMP: case IGMP: // IPv4's own
 			return ASK;
@@ -182,8 +182,8 @@ APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
 	case TCP:
 		if (room < 20 || l4 + 14 > end)
 			return ASK;
-		p->sport = ntohs(tcp->sport);
-		p->dport = ntohs(tcp->dport);
+		p->sport = bpf_ntohs(tcp->sport);
+		p->dport = bpf_ntohs(tcp->dport);
 		p->syn = (tcp->flags & (SYN | ACK)) == SYN;
 		p->closes = (tcp->flags & (FIN | RST)) != 0;
 		p->headers += 60;
@@ -191,8 +191,8 @@ APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
 	case UDP: case SCTP:
 		if (room < 8 || l4 + 4 > end)
 			return ASK;
-		p->sport = ntohs(tcp->sport);
-		p->dport = ntohs(tcp->dport);
+		p->sport = bpf_ntohs(tcp->sport);
+		p->dport = bpf_ntohs(tcp->dport);
 		p->headers += 12;
 		break;
 	case ICMP: case ICMPV6:
@@ -203,7 +203,7 @@ APART int parse(struct __sk_buff *skb, struct packet *p, int egress)
 		int reply = icmp->type == (p->proto == ICMP ? 0 : 129);
 		if (!reply && icmp->type != (p->proto == ICMP ? 8 : 128))
 			return ASK;
-		p->sport = p->dport = ntohs(icmp->id);
+		p->sport = p->dport = bpf_ntohs(icmp->id);
 		*(reply ? &p->sport : &p->dport) = (p->proto == ICMP ? 8 : 128) << 8 | icmp->code;
 		return name(p, reply);
 	case IGMP:

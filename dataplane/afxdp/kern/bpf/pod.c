@@ -12,34 +12,30 @@
 #include "flows.h"
 #include "front.h"
 #include "guard.h"
-#include "parse.h"
-#include "upcall.h"
-
-// Set by the Go side before loading; the verifier sees constants.
-volatile const __u8 strict = 0; // no later hook judges what we leave alone
-
 #include "nat.h"
+#include "parse.h"
 #include "renew.h"
+#include "upcall.h"
 
 // addresses fills in both addresses of a packet that parse did not get through.
 // It reports whether the packet is IP at all.
-INLINE int addresses(struct __sk_buff *skb, struct packet *p)
+static __always_inline int addresses(struct __sk_buff *skb, struct packet *p)
 {
-	__u16 protocol = ntohs(skb->protocol);
+	__u16 protocol = bpf_ntohs(skb->protocol);
 	if (protocol == ETH_IPV4) {
 		struct address none = {};
 		p->src = p->dst = none;
-		p->src.words[2] = p->dst.words[2] = htonl(0xffff);
-		return skb_load_bytes(skb, ETHER + 12, &p->src.words[3], 4) == 0 &&
-		       skb_load_bytes(skb, ETHER + 16, &p->dst.words[3], 4) == 0;
+		p->src.words[2] = p->dst.words[2] = bpf_htonl(0xffff);
+		return bpf_skb_load_bytes(skb, ETHER + 12, &p->src.words[3], 4) == 0 &&
+		       bpf_skb_load_bytes(skb, ETHER + 16, &p->dst.words[3], 4) == 0;
 	}
-	return protocol == ETH_IPV6 && skb_load_bytes(skb, ETHER + 8, &p->src, 16) == 0 &&
-	       skb_load_bytes(skb, ETHER + 24, &p->dst, 16) == 0;
+	return protocol == ETH_IPV6 && bpf_skb_load_bytes(skb, ETHER + 8, &p->src, 16) == 0 &&
+	       bpf_skb_load_bytes(skb, ETHER + 24, &p->dst, 16) == 0;
 }
 
 // guarded is what the guard (guard.h) says about a packet, and counts it if that
 // settles the matter: TCX_NEXT and TCX_DROP do, 0 means go on.
-APART int guarded(struct __sk_buff *skb, struct guard *g, struct packet *p, int parsed, int egress)
+__noinline int guarded(struct __sk_buff *skb, struct guard *g, struct packet *p, int parsed, int egress)
 {
 	if (!g || !p)
 		return 0;
@@ -78,16 +74,16 @@ APART int guarded(struct __sk_buff *skb, struct guard *g, struct packet *p, int 
 // bridged reports whether a packet stays on the bridge of its port, where the
 // forward hook never sees it: from a pod when it is not for the bridge itself, to
 // a pod when it came in by another port.
-INLINE int bridged(struct __sk_buff *skb, const struct guard *g, int egress)
+static __always_inline int bridged(struct __sk_buff *skb, const struct guard *g, int egress)
 {
 	if (!g || !g->bridge)
 		return 0;
 	if (egress) {
 		__u32 from = skb->ingress_ifindex;
-		return from && map_lookup(&bridge_ports, &from);
+		return from && bpf_map_lookup_elem(&bridge_ports, &from);
 	}
 	__u8 to[6];
-	if (skb_load_bytes(skb, 0, to, sizeof(to)) < 0)
+	if (bpf_skb_load_bytes(skb, 0, to, sizeof(to)) < 0)
 		return 1;
 	for (int i = 0; i < 6; i++)
 		if (to[i] != g->bridge_mac[i])
@@ -98,28 +94,28 @@ INLINE int bridged(struct __sk_buff *skb, const struct guard *g, int egress)
 // forged_neighbour reports whether a pod speaks as a router, which no pod is, or one on
 // a bridge for somebody else in ARP or neighbour discovery, which would lead the other's
 // packets to it.
-INLINE int forged_neighbour(struct __sk_buff *skb, const struct guard *g)
+static __always_inline int forged_neighbour(struct __sk_buff *skb, const struct guard *g)
 {
 	if (!(g->flags & GUARD_POD))
 		return 0;
 	int knows = g->bridge && g->flags & GUARD_BOUND;
-	struct address a = {{0, 0, htonl(0xffff), 0}};
-	switch (ntohs(skb->protocol)) {
+	struct address a = {{0, 0, bpf_htonl(0xffff), 0}};
+	switch (bpf_ntohs(skb->protocol)) {
 	case ETH_ARP: // RFC 826: the sender's protocol address; none in a probe (RFC 5227)
-		if (skb_load_bytes(skb, ETHER + 14, &a.words[3], 4) < 0)
+		if (bpf_skb_load_bytes(skb, ETHER + 14, &a.words[3], 4) < 0)
 			return 1;
 		return knows && a.words[3] && !guard_has(g, &a);
 	case ETH_IPV6: {
 		__u8 type;
-		if (skb_load_bytes(skb, ETHER + IPV6, &type, 1) < 0)
+		if (bpf_skb_load_bytes(skb, ETHER + IPV6, &type, 1) < 0)
 			return 1;
 		if (type == 134 || type == 137) // router advertisement, redirect
 			return 1;
 		if (!knows || type != 136) // neighbour advertisement: the target (RFC 4861 §4.4)
 			return 0;
-		if (skb_load_bytes(skb, ETHER + IPV6 + 8, &a, sizeof(a)) < 0)
+		if (bpf_skb_load_bytes(skb, ETHER + IPV6 + 8, &a, sizeof(a)) < 0)
 			return 1;
-		return (a.words[0] & htonl(0xffc00000)) != htonl(0xfe800000) && !guard_has(g, &a);
+		return (a.words[0] & bpf_htonl(0xffc00000)) != bpf_htonl(0xfe800000) && !guard_has(g, &a);
 	}
 	}
 	return 0;
@@ -128,18 +124,18 @@ INLINE int forged_neighbour(struct __sk_buff *skb, const struct guard *g)
 // accepted is the mark of what was accepted at its source's device. Without a later
 // hook a packet with one of the two bits only has been judged by nobody yet by where
 // it goes (nat.h): it is unjudged.
-INLINE __u32 accepted(void)
+static __always_inline __u32 accepted(void)
 {
 	return strict ? mark_accept | mark_fast : mark_fast;
 }
 
-INLINE int unjudged(__u32 mark, int egress)
+static __always_inline int unjudged(__u32 mark, int egress)
 {
 	return egress && strict && (mark & accepted()) == mark_fast;
 }
 
 // pass lets a packet go that belongs to an accepted flow, with its slot or 0.
-INLINE int pass(struct __sk_buff *skb, struct slot *s, __u32 place, int egress, __u32 mark)
+static __always_inline int pass(struct __sk_buff *skb, struct slot *s, __u32 place, int egress, __u32 mark)
 {
 	if (!egress) {
 		int action = accelerate && s ? across(skb, s, place, mark) : 0;
@@ -159,7 +155,7 @@ INLINE int pass(struct __sk_buff *skb, struct slot *s, __u32 place, int egress, 
 }
 
 // judge has time: what is usual has passed already (usual).
-INLINE int judge(struct __sk_buff *skb, int egress)
+static __always_inline int judge(struct __sk_buff *skb, int egress)
 {
 	__u32 mark = skb->mark, ifindex = skb->ifindex;
 
@@ -191,13 +187,13 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 	struct packet p = {.headers = 200};
 	int parsed = parse(skb, &p, egress);
 	__u64 policy = generation; // read before any flow: see current
-	__u64 now = ktime_coarse();
+	__u64 now = bpf_ktime_get_coarse_ns();
 	struct flow *f = 0;
 	int known = 0; // f is an accepted flow
 	__u8 reply = 0;
 	// A SYN opens a connection and is always judged. When it bears the mark it has
 	// just been, and its entry was written before it was sent on.
-	if (parsed == KEY && (egress || !p.syn) && (f = map_lookup(&flows, &p.key)) && !expired(f, p.proto, now)) {
+	if (parsed == KEY && (egress || !p.syn) && (f = bpf_map_lookup_elem(&flows, &p.key)) && !expired(f, p.proto, now)) {
 		if (!current(f, policy))
 			reply = p.back != (f->flags & FLOW_BACK);
 		else if (!p.syn || (mark & accepted()) == accepted())
@@ -209,10 +205,10 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 	if (known && egress && open_faced(skb, f, unjudged(mark, egress)))
 		goto accept;
 
-	struct guard *g = map_lookup(&guards, &ifindex);
+	struct guard *g = bpf_map_lookup_elem(&guards, &ifindex);
 	int inside = (egress || !known || f->flags & FLOW_VEILED) && bridged(skb, g, egress);
 	// What is left to the device it leaves by is not left to one that nobody watches.
-	int watched = inside && !egress && map_lookup(&exits, &g->bridge);
+	int watched = inside && !egress && bpf_map_lookup_elem(&exits, &g->bridge);
 	if (inside && !egress && !watched)
 		known = 0;
 	if (inside) { // nobody has judged it and nobody will
@@ -228,7 +224,7 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 		}
 		// Between pods there is ARP and IP: whatever else a frame may carry, IP
 		// in another wrapping among it, would go past any policy.
-		if (inside && skb->protocol != htons(ETH_ARP) && skb->protocol != htons(ETH_IPV6))
+		if (inside && skb->protocol != bpf_htons(ETH_ARP) && skb->protocol != bpf_htons(ETH_IPV6))
 			return leave(skb, egress, 1);
 		add(COUNT_EXEMPT, 1);
 		return TCX_NEXT;
@@ -268,7 +264,7 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 	// has none.
 	int onward = nat && strict && translated && !egress && !inside && !deserted(here(), now);
 	if (!final || onward || (watched && !strict && !p.syn)) {
-		f = map_lookup(&later, &p.key);
+		f = bpf_map_lookup_elem(&later, &p.key);
 		if (f && current(f, policy) && !expired(f, p.proto, now)) {
 			touch(f, now);
 			add(COUNT_LATER, 1);
@@ -280,7 +276,7 @@ INLINE int judge(struct __sk_buff *skb, int egress)
 	if (translated && !egress && final)
 		recall(&p, &o);
 	p.key.back = p.back;
-	f = map_lookup(&denied, &p.key);
+	f = bpf_map_lookup_elem(&denied, &p.key);
 	if (f && f->generation == policy && now < f->last + deny_time) {
 		add(COUNT_DENIED, 1);
 		return TCX_DROP;
@@ -309,18 +305,18 @@ accept:
 }
 
 // Functions of their own, so that the code of the usual case is in few cache lines.
-NOINLINE int judge_from(struct __sk_buff *skb)
+static __noinline int judge_from(struct __sk_buff *skb)
 {
 	return judge(skb, 0);
 }
 
-NOINLINE int judge_to(struct __sk_buff *skb)
+static __noinline int judge_to(struct __sk_buff *skb)
 {
 	return judge(skb, 1);
 }
 
 // usual is what most packets meet: their flow is known, and they pass.
-INLINE int usual(struct __sk_buff *skb, int egress)
+static __always_inline int usual(struct __sk_buff *skb, int egress)
 {
 	__u32 mark = skb->mark, place;
 	if (!(mark & mark_return) && !unjudged(mark, egress)) {
@@ -357,9 +353,9 @@ SEC("tcx/egress") int pod_exit(struct __sk_buff *skb)
 		}
 		// Most packets need no parsing. The first ones of a connection are not
 		// let through for an older one.
-		struct flow *f = tracked && !(o.flags & ORIGIN_NEW) ? accepted_as(&o, generation, ktime_coarse()) : 0;
+		struct flow *f = tracked && !(o.flags & ORIGIN_NEW) ? accepted_as(&o, generation, bpf_ktime_get_coarse_ns()) : 0;
 		if (f) {
-			touch(f, ktime_coarse());
+			touch(f, bpf_ktime_get_coarse_ns());
 			add(COUNT_HIT, 1);
 			skb->mark = mark & ~(mark_accept | mark_fast);
 			return TCX_NEXT;
@@ -376,12 +372,12 @@ SEC("tcx/egress") int pod_exit(struct __sk_buff *skb)
 SEC("tcx/ingress") int upcall_ingress(struct __sk_buff *skb)
 {
 	__u8 meta[6];
-	if (skb_load_bytes(skb, 6, meta, sizeof(meta)) < 0 || !ours(meta)) {
+	if (bpf_skb_load_bytes(skb, 6, meta, sizeof(meta)) < 0 || !ours(meta)) {
 		add(COUNT_STRAY, 1);
 		return TCX_DROP;
 	}
 	__u32 ifindex = (__u32)meta[2] << 24 | (__u32)meta[3] << 16 | (__u32)meta[4] << 8 | meta[5];
-	struct device *d = map_lookup(&devices, &ifindex);
+	struct device *d = bpf_map_lookup_elem(&devices, &ifindex);
 	if (!d) { // the pod has gone meanwhile
 		add(COUNT_STRAY, 1);
 		return TCX_DROP;
@@ -391,10 +387,10 @@ SEC("tcx/ingress") int upcall_ingress(struct __sk_buff *skb)
 		__builtin_memcpy(mac, d->own, sizeof(mac));
 	else
 		__builtin_memcpy(mac, d->peer, sizeof(mac));
-	if (skb_store_bytes(skb, 6, mac, sizeof(mac), 0) < 0)
+	if (bpf_skb_store_bytes(skb, 6, mac, sizeof(mac), 0) < 0)
 		return TCX_DROP;
 	skb->mark = mark_return | (meta[0] & META_ACCEPT ? mark_accept : 0) | (meta[0] & META_FAST ? mark_fast : 0);
-	return redirect(ifindex, meta[0] & META_EGRESS ? 0 : BPF_F_INGRESS);
+	return bpf_redirect(ifindex, meta[0] & META_EGRESS ? 0 : BPF_F_INGRESS);
 }
 
 // upcall_xdp is on uc1 and hands frames to the socket of their queue.
@@ -407,7 +403,7 @@ SEC("xdp") int upcall_xdp(struct xdp_md *ctx)
 		return XDP_DROP;
 	}
 	add(COUNT_RECEIVED, 1);
-	int action = redirect_map(&sockets, ctx->rx_queue_index, XDP_DROP);
+	int action = bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_DROP);
 	if (action == XDP_DROP)
 		add(COUNT_UNHEARD, 1);
 	return action;

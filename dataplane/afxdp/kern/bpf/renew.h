@@ -39,7 +39,7 @@ SEC("xdp") int renew(struct xdp_md *ctx)
 	for (int i = 0; i < RENEWALS; i++, r++) {
 		if ((const __u8 *)(r + 1) > end)
 			break;
-		struct flow *f = list->later ? map_lookup(&later, &r->key) : map_lookup(&flows, &r->key);
+		struct flow *f = list->later ? bpf_map_lookup_elem(&later, &r->key) : bpf_map_lookup_elem(&flows, &r->key);
 		if (!f || f->generation >= list->generation || (f->flags & ~FLOW_CLOSING) != r->flags)
 			continue;
 		f->generation = list->generation;

@@ -21,30 +21,30 @@ volatile __u8 translated SHARED = 0;
 
 // The generation of the last change that was about an address of the cell.
 struct {
-	UINT(type, MAP_ARRAY);
-	UINT(max_entries, CELLS);
-	TYPE(key, __u32);
-	TYPE(value, __u64);
+	__uint(type, MAP_ARRAY);
+	__uint(max_entries, CELLS);
+	__type(key, __u32);
+	__type(value, __u64);
 } cells SEC(".maps");
 
 // What userspace denied, by direction: drops a flood of one flow, for moments.
 struct {
-	UINT(type, MAP_LRU_HASH);
-	UINT(max_entries, 65536);
-	TYPE(key, struct flow_key);
-	TYPE(value, struct flow);
+	__uint(type, MAP_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
 } denied SEC(".maps");
 
 struct {
-	UINT(type, MAP_PERCPU_ARRAY);
-	UINT(max_entries, COUNTERS);
-	TYPE(key, __u32);
-	TYPE(value, __u64);
+	__uint(type, MAP_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
 } counters SEC(".maps");
 
-INLINE void add(__u32 which, __u64 n)
+static __always_inline void add(__u32 which, __u64 n)
 {
-	__u64 *c = map_lookup(&counters, &which);
+	__u64 *c = bpf_map_lookup_elem(&counters, &which);
 	if (c)
 		*c += n;
 }
@@ -56,31 +56,31 @@ struct drop {
 };
 
 struct {
-	UINT(type, MAP_LRU_HASH);
-	UINT(max_entries, 8192);
-	TYPE(key, struct drop);
-	TYPE(value, __u64);
+	__uint(type, MAP_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct drop);
+	__type(value, __u64);
 } drops SEC(".maps");
 
 // dropped counts packets by reason and by sender.
-APART int dropped(__u32 which, __u32 ifindex, __u64 n)
+__noinline int dropped(__u32 which, __u32 ifindex, __u64 n)
 {
 	add(which, n);
 	struct drop k = {.ifindex = ifindex, .which = which};
-	__u64 *c = map_lookup(&drops, &k), first = 0;
+	__u64 *c = bpf_map_lookup_elem(&drops, &k), first = 0;
 	if (!c) {
-		map_update(&drops, &k, &first, BPF_NOEXIST); // or another CPU has just done so
-		c = map_lookup(&drops, &k);
+		bpf_map_update_elem(&drops, &k, &first, BPF_NOEXIST); // or another CPU has just done so
+		c = bpf_map_lookup_elem(&drops, &k);
 	}
 	if (c)
 		__sync_fetch_and_add(c, n);
 	return 0;
 }
 
-INLINE __u64 changed(__u16 cell)
+static __always_inline __u64 changed(__u16 cell)
 {
 	__u32 i = cell & (CELLS - 1);
-	__u64 *g = map_lookup(&cells, &i);
+	__u64 *g = bpf_map_lookup_elem(&cells, &i);
 	return g ? *g : ~0ULL; // there is always one
 }
 

@@ -32,7 +32,7 @@ enum {
 };
 
 /* above orders the ends of a flow. */
-INLINE int above(const __u32 *src, const __u32 *dst, __u16 sport, __u16 dport)
+static __always_inline int above(const __u32 *src, const __u32 *dst, __u16 sport, __u16 dport)
 {
 #pragma unroll
 	for (int i = 3; i >= 0; i--)

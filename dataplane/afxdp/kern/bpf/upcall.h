@@ -19,38 +19,38 @@ volatile const __u64 upcall_cost = 0, upcall_credit = 0;
 // CLOCK_MONOTONIC_COARSE. Only for packets to a pod: those from one are limited
 // by their device, whatever source address they claim.
 struct {
-	UINT(type, MAP_LRU_HASH);
-	UINT(max_entries, 16384);
-	TYPE(key, struct address);
-	TYPE(value, __u64);
+	__uint(type, MAP_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct address);
+	__type(value, __u64);
 } sources SEC(".maps");
 
 struct {
-	UINT(type, MAP_HASH);
-	UINT(max_entries, 4096);
-	TYPE(key, __u32);
-	TYPE(value, struct device);
+	__uint(type, MAP_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct device);
 } devices SEC(".maps");
 
 struct {
-	UINT(type, MAP_XSKMAP);
-	UINT(max_entries, MAX_QUEUES); // whatever the number of queues: the map outlives the daemon
-	TYPE(key, __u32);
-	TYPE(value, __u32);
+	__uint(type, MAP_XSKMAP);
+	__uint(max_entries, MAX_QUEUES); // whatever the number of queues: the map outlives the daemon
+	__type(key, __u32);
+	__type(value, __u32);
 } sockets SEC(".maps");
 
 // By queue. With fail mode open only, where a full ring lets pass: the kernel does
 // not say that it is full.
 struct {
-	UINT(type, MAP_ARRAY);
-	UINT(map_flags, BPF_F_MMAPABLE);
-	UINT(max_entries, MAX_QUEUES);
-	TYPE(key, __u32);
-	TYPE(value, struct room);
+	__uint(type, MAP_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_QUEUES);
+	__type(key, __u32);
+	__type(value, struct room);
 } rooms SEC(".maps");
 
 // sender is the device that a packet came from, 0 if this host sent it.
-INLINE __u32 sender(const struct __sk_buff *skb, int egress)
+static __always_inline __u32 sender(const struct __sk_buff *skb, int egress)
 {
 	__u32 here = skb->ifindex, from = skb->ingress_ifindex;
 	// Or clang chooses between two places in the context, which the verifier refuses.
@@ -59,7 +59,7 @@ INLINE __u32 sender(const struct __sk_buff *skb, int egress)
 }
 
 // leave is for what we cannot judge: the later hook does, if there is one.
-INLINE int leave(struct __sk_buff *skb, int egress, int final)
+static __always_inline int leave(struct __sk_buff *skb, int egress, int final)
 {
 	if (!final) {
 		add(COUNT_UNPARSED, 1);
@@ -71,7 +71,7 @@ INLINE int leave(struct __sk_buff *skb, int egress, int final)
 
 // within takes n packets from the credit of a source. Two CPUs that do so at once
 // may give it a packet too many.
-INLINE int within(__u64 *due, __u64 now, __u32 n)
+static __always_inline int within(__u64 *due, __u64 now, __u32 n)
 {
 	__u64 at = *due > now ? *due : now;
 	if (at - now > upcall_credit)
@@ -80,29 +80,29 @@ INLINE int within(__u64 *due, __u64 now, __u32 n)
 	return 1;
 }
 
-INLINE int limited(struct device *d, const struct address *src, int egress, __u64 now, __u32 n)
+static __always_inline int limited(struct device *d, const struct address *src, int egress, __u64 now, __u32 n)
 {
 	if (upcall_cost == 0)
 		return 0;
 	if (!egress)
 		return !within(&d->due, now, n);
 	struct address a = *src;
-	if (a.words[2] != htonl(0xffff)) // a host has a /64 of IPv6 addresses at least
+	if (a.words[2] != bpf_htonl(0xffff)) // a host has a /64 of IPv6 addresses at least
 		a.words[2] = a.words[3] = 0;
-	__u64 *due = map_lookup(&sources, &a);
+	__u64 *due = bpf_map_lookup_elem(&sources, &a);
 	if (due)
 		return !within(due, now, n);
 	__u64 first = now + n * upcall_cost;
-	map_update(&sources, &a, &first, BPF_ANY);
+	bpf_map_update_elem(&sources, &a, &first, BPF_ANY);
 	return 0;
 }
 
 // prepend puts o between a frame's Ethernet and IP header.
-INLINE int prepend(struct __sk_buff *skb, const struct origin *o)
+static __always_inline int prepend(struct __sk_buff *skb, const struct origin *o)
 {
 	__u8 ether[ETHER];
-	return skb_load_bytes(skb, 0, ether, sizeof(ether)) < 0 || skb_change_head(skb, sizeof(*o), 0) < 0 ||
-	       skb_store_bytes(skb, 0, ether, sizeof(ether), 0) < 0 || skb_store_bytes(skb, ETHER, o, sizeof(*o), 0) < 0;
+	return bpf_skb_load_bytes(skb, 0, ether, sizeof(ether)) < 0 || bpf_skb_change_head(skb, sizeof(*o), 0) < 0 ||
+	       bpf_skb_store_bytes(skb, 0, ether, sizeof(ether), 0) < 0 || bpf_skb_store_bytes(skb, ETHER, o, sizeof(*o), 0) < 0;
 }
 
 enum { // what an upcall is about
@@ -115,16 +115,16 @@ enum { // what an upcall is about
 // deserted reports whether nobody is there to judge what comes up on a queue. The
 // kernel takes the socket of a daemon that died out of the map; one that hangs gives
 // no sign of life.
-INLINE int deserted(__u32 queue, __u64 now)
+static __always_inline int deserted(__u32 queue, __u64 now)
 {
-	return !map_lookup(&sockets, &queue) || now > alive + alive_time;
+	return !bpf_map_lookup_elem(&sockets, &queue) || now > alive + alive_time;
 }
 
 // here is the queue of this CPU. What is on a CPU stays there: whoever waits for the
 // answer is there, too.
-INLINE __u32 here(void)
+static __always_inline __u32 here(void)
 {
-	return get_smp_processor_id() % queues;
+	return bpf_get_smp_processor_id() % queues;
 }
 
 // Of what upcall returns: it drops the packet, for the reason in the low byte.
@@ -132,7 +132,7 @@ enum { UP_DROPPED = 0x100 };
 
 // upcall sends a packet up, with o in front if that says anything. It leaves the counting
 // of drops to finish: verifiers before Linux 6.2 allow its chain of calls no other frame.
-APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u32 about, __u64 now)
+__noinline int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u32 about, __u64 now)
 {
 	int egress = about & UP_EGRESS, final = about & UP_FINAL;
 	if (!p || !o)
@@ -153,7 +153,7 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 	}
 
 	__u32 ifindex = skb->ifindex;
-	struct device *d = map_lookup(&devices, &ifindex);
+	struct device *d = bpf_map_lookup_elem(&devices, &ifindex);
 	if (!d) { // being attached or detached
 		if (final)
 			return UP_DROPPED | COUNT_DROP;
@@ -161,7 +161,7 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 		return TCX_NEXT;
 	}
 	__u32 n = skb->gso_segs && !cut ? skb->gso_segs : 1;
-	struct room *room = open ? map_lookup(&rooms, &queue) : 0;
+	struct room *room = open ? bpf_map_lookup_elem(&rooms, &queue) : 0;
 	if (room && room->sent + n > *(volatile __u64 *)&room->most) {
 		add(COUNT_ALONE_PASS, 1);
 		return TCX_NEXT;
@@ -171,12 +171,12 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 		return UP_DROPPED | COUNT_LIMITED;
 	// Nobody else can judge it: its first bytes do for that, and the sender has
 	// to send it again.
-	if (cut && skb_change_tail(skb, most, 0) < 0)
+	if (cut && bpf_skb_change_tail(skb, most, 0) < 0)
 		return UP_DROPPED | COUNT_DROP;
 	if (o->flags && prepend(skb, o))
 		return UP_DROPPED | COUNT_DROP;
 	__u8 macs[12]; // destination, source
-	if (skb_load_bytes(skb, 0, macs, sizeof(macs)) < 0)
+	if (bpf_skb_load_bytes(skb, 0, macs, sizeof(macs)) < 0)
 		return UP_DROPPED | COUNT_DROP;
 	__builtin_memcpy(egress ? d->own : d->peer, macs + 6, 6);
 	// A pod that is refused for before it has said anything answers, too, and a
@@ -194,17 +194,17 @@ APART int upcall(struct __sk_buff *skb, struct packet *p, struct origin *o, __u3
 		meta[0] |= META_FINAL;
 	if (cut)
 		meta[0] |= META_CUT;
-	if (skb_store_bytes(skb, 6, meta, sizeof(meta), 0) < 0)
+	if (bpf_skb_store_bytes(skb, 6, meta, sizeof(meta), 0) < 0)
 		return UP_DROPPED | COUNT_DROP;
 	add(COUNT_UPCALL, n);
 	if (room)
 		__sync_fetch_and_add(&room->sent, n);
 	skb->queue_mapping = queue + 1; // as if it had been received on that queue
-	return redirect(upcall_ifindex, 0);
+	return bpf_redirect(upcall_ifindex, 0);
 }
 
 // finish counts what upcall dropped, by the packet's sender.
-INLINE int finish(struct __sk_buff *skb, int egress, int result)
+static __always_inline int finish(struct __sk_buff *skb, int egress, int result)
 {
 	if (result < UP_DROPPED)
 		return result;
@@ -212,7 +212,7 @@ INLINE int finish(struct __sk_buff *skb, int egress, int result)
 	return TCX_DROP;
 }
 
-INLINE int ours(const __u8 *mac)
+static __always_inline int ours(const __u8 *mac)
 {
 	return (mac[0] & META_FIXED) == META_BASE && mac[1] == (__u8)nonce;
 }
