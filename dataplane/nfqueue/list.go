@@ -9,7 +9,22 @@ import (
 	"github.com/tierwall/tierwall/dataplane"
 )
 
-// list is connections by their keys, without direction, in little memory.
+// list is a compact set of connection keys without direction: those connections that
+// may have the accept bit. A connection moves between these states:
+//
+//	            report of a worker,
+//	            found by a walk             cut, last reported
+//	unlisted ──────────────────► listed ──── settleTime ago ────► unlisted
+//	                              │  ▲
+//	  cut, reported since: a      │  │ reported again, or
+//	  verdict in flight may still │  │ allowed by the policy now
+//	  set the bit                 ▼  │
+//	                             struck ──┐ denied still: the bit is
+//	                                 ▲    │ taken once more (condemned)
+//	                                 └────┘
+//
+// plain and other say whether the kernel has the connection under the key; again, partly
+// and vague say what cannot be known of it, and make the cutter ask the kernel.
 type list struct {
 	addrs    numbers[flow.Addr]
 	services numbers[flow.Service] // 0 is none
@@ -63,9 +78,9 @@ const (
 	plain                    // the kernel has it under the key, one way or the other
 	other                    // told, and the kernel may have it under another name
 	again                    // other, and there may be more than one connection of the name
-	struck                   // was cut since it was told, but so soon that it may have got the bit after that
+	struck                   // cut while a verdict in flight may still set the bit
 	partly                   // struck, and there may be more of it that has the bit by right
-	vague                    // told, and which Service it was opened to may be a rule's business we do not know
+	vague                    // told; its original destination is unknown, and a rule may depend on it
 )
 
 // alias is a connection that a walk found under another name than its key.
