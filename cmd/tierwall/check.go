@@ -19,6 +19,7 @@ import (
 func newCheck() *cobra.Command {
 	var w world
 	output := cli.NewFormat("text", "json", "sarif")
+	failOn := cli.NewFormat("errors", "warnings")
 	cmd := &cobra.Command{
 		Use:   "check [FILE...] [--manifests DIR]",
 		Short: "Report errors and likely mistakes in policies",
@@ -39,7 +40,7 @@ The cluster is the kubeconfig's, read with your permissions; what they do not co
 is said.
 
 JSON: {"errors":[{"file","object","group","path","message","hint"}],"warnings":[…]}.
-Exit code 1 when there are errors.`,
+Exit code 1 when there are errors, with --fail-on warnings also when there are warnings.`,
 		Example: `  tierwall check --manifests deploy/examples/broken
   tierwall check policies/frontend.yaml
   tierwall check --manifests policies/ -o json | jq -r '.errors[].message'
@@ -58,10 +59,7 @@ Exit code 1 when there are errors.`,
 				if err := writeSARIF(out, &in.Findings); err != nil {
 					return err
 				}
-				if len(in.Findings.Errors) > 0 {
-					return &cli.FindingError{Err: in.Findings.Err(), Shown: true}
-				}
-				return nil
+				return failed(&in.Findings, failOn)
 			}
 			if err := in.WriteFindings(out, cli.StyleFor(out), output.JSON()); err != nil {
 				return err
@@ -71,15 +69,24 @@ Exit code 1 when there are errors.`,
 					return err
 				}
 			}
-			if len(in.Findings.Errors) > 0 {
-				return &cli.FindingError{Err: in.Findings.Err(), Shown: true}
-			}
-			return nil
+			return failed(&in.Findings, failOn)
 		},
 	}
 	w.flags(cmd)
 	cmd.Flags().VarP(output, "output", "o", "output format")
+	cmd.Flags().Var(failOn, "fail-on", "least finding that makes the exit code 1")
 	return cmd
+}
+
+// failed is the error for findings that were shown; nil where they are none to fail on.
+func failed(found *diag.List, on *cli.Format) error {
+	switch {
+	case len(found.Errors) > 0:
+		return &cli.FindingError{Err: found.Err(), Shown: true}
+	case on.String() == "warnings" && len(found.Warnings) > 0:
+		return &cli.FindingError{Err: errors.New(cli.Plural(len(found.Warnings), "warning")), Shown: true}
+	}
+	return nil
 }
 
 // check reads what is to be checked.

@@ -18,7 +18,11 @@ import (
 )
 
 func main() {
-	os.Exit(runAs(context.Background(), calledAs(os.Args[0]), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	args := os.Args[1:]
+	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl_complete-") { // kubectl asks it for completions
+		args = append([]string{cobra.ShellCompRequestCmd}, args...)
+	}
+	os.Exit(runAs(context.Background(), calledAs(os.Args[0]), args, os.Stdin, os.Stdout, os.Stderr))
 }
 
 // calledAs is how users call the program that was started as path: kubectl runs
@@ -52,7 +56,15 @@ func runAs(ctx context.Context, name string, args []string, in io.Reader, out, e
 	defer func() { _ = errors.Join(guarded.Flush(), guardedErr.Flush()) }() // at most a broken character is missing
 	root.SetOut(out)
 	root.SetErr(errOut)
-	err := root.ExecuteContext(ctx)
+	err := checkCommand(root, args)
+	if err == nil {
+		end := func() error { return nil }
+		root.PersistentPreRun = func(cmd *cobra.Command, _ []string) { end = convertOutput(cmd, out) }
+		err = root.ExecuteContext(ctx)
+		if failed := end(); err == nil {
+			err = failed
+		}
+	}
 	if err == nil || cli.Shown(err) {
 		return cli.Code(err)
 	}
@@ -130,6 +142,7 @@ that "prove" could not decide.`,
 		newAudit(),
 		newUI(), newDemo(), newCleanup(), newDoctor(), newVersion(), newDaemon(),
 	)
+	habits(root)
 	markUsage(root)
 	return root
 }
@@ -143,7 +156,7 @@ func markUsage(cmd *cobra.Command) {
 		}
 		return &cli.UsageError{Command: c.CommandPath(), Err: err}
 	}
-	cmd.SetFlagErrorFunc(wrap)
+	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return wrap(c, flagError(c, err)) })
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(c *cobra.Command, args []string) error { return wrap(c, check(c, args)) }
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -118,6 +119,14 @@ func (n *nodesFlags) daemons() (*cluster.Daemons, error) {
 func (n *nodesFlags) here() target {
 	t := &http.Transport{DisableCompression: true}
 	return target{Client: &api.Client{HTTP: &http.Client{Transport: t}, Base: "http://" + n.address}, close: t.CloseIdleConnections}
+}
+
+// nobodyHere is the error of a question to this machine alone, where no daemon runs.
+func (n *nodesFlags) nobodyHere(targets []target, errs []error) error {
+	if len(targets) != 1 || targets[0].Node != "" || !errors.Is(errs[0], syscall.ECONNREFUSED) {
+		return nil
+	}
+	return fmt.Errorf("no daemon runs on this machine: nothing listens on %s (start tierwalld, or name a cluster with --kubeconfig)", n.address)
 }
 
 // pick returns the daemons of the nodes that are named.

@@ -47,6 +47,9 @@ Exit code 1 when a node does not answer, is not ready or has errors.`,
 				return err
 			}
 			out := cmd.OutOrStdout()
+			if err := n.nobodyHere(targets, errs); err != nil && !output.JSON() {
+				return err
+			}
 			switch {
 			case output.JSON():
 				err = cli.WriteJSON(out, a)

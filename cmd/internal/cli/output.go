@@ -16,10 +16,12 @@ import (
 type Format struct {
 	name    string
 	allowed []string
+	printer Printer
 }
 
 // NewFormat returns a flag value that accepts the given names and starts as the
-// first.
+// first. With "json" it accepts yaml, jsonpath=… and custom-columns=…, too, which make
+// their forms of that JSON: see Printer.
 func NewFormat(allowed ...string) *Format { return &Format{name: allowed[0], allowed: allowed} }
 
 // String returns the chosen name.
@@ -27,12 +29,27 @@ func (f *Format) String() string { return f.name }
 
 // Set chooses a format.
 func (f *Format) Set(s string) error {
-	if !slices.Contains(f.allowed, s) {
+	if slices.Contains(f.allowed, s) {
+		f.name, f.printer = s, nil
+		return nil
+	}
+	if !slices.Contains(f.allowed, "json") {
 		return fmt.Errorf("want %s", strings.Join(f.allowed, ", "))
 	}
-	f.name = s
+	printer, err := printerFor(s)
+	if err != nil {
+		return err
+	}
+	if printer == nil {
+		return fmt.Errorf("want %s", strings.Join(append(slices.Clone(f.allowed), printerForms...), ", "))
+	}
+	f.name, f.printer = "json", printer
 	return nil
 }
+
+// Printer turns the JSON of a command into the form that was asked for; nil where it
+// is none that is made of JSON.
+func (f *Format) Printer() Printer { return f.printer }
 
 // Type names the value in help texts.
 func (f *Format) Type() string { return strings.Join(f.allowed, "|") }
