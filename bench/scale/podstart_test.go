@@ -31,6 +31,7 @@ import (
 var (
 	startPods  = flag.Int("podstart.pods", 10, "pods that TestPodStart starts with each network plugin, one after the other")
 	startMost  = flag.Duration("podstart.most", 0, "fail if one pod in a hundred waits longer for its first answer; 0: only say how long. For a quiet machine")
+	startFor   = flag.Duration("podstart.for", time.Hour, "start no more pods with a network plugin after this time")
 	startNet   = flag.String("podstart.net", "", "one of the network plugins alone")
 	startWays  = flag.String("podstart.dataplanes", "auto,nfqueue", "dataplanes")
 	startBin   = flag.String("podstart.bin", "", "a folder with tierwalld, tierwall-cni and hostroutes; empty: they are built")
@@ -83,7 +84,8 @@ func TestPodStart(t *testing.T) {
 					s := newStart(t, bin, dataplane, n.noCIDRs)
 					s.chain(t, n.name, n.entry, announced)
 					var waits, adds []time.Duration
-					for i := range *startPods {
+					began := time.Now()
+					for i := 0; i < *startPods && (i == 0 || time.Since(began) < *startFor); i++ {
 						add, wait := s.pod(t, i, announced)
 						waits, adds = append(waits, wait), append(adds, add)
 					}
@@ -230,9 +232,11 @@ func (s *start) pod(t *testing.T, i int, announced bool) (add, wait time.Duratio
 	denied, allowed := s.sender(t, ns), s.sender(t, ns)
 	defer denied.Close()
 	defer allowed.Close()
-	go repeat(ctx, denied, netip.AddrPortFrom(s.node.Outside4, portDenied))
-	rt := &libcni.RuntimeConf{ContainerID: name, NetNS: ns.Path(), IfName: "eth0",
-		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", startSpace}, {"K8S_POD_NAME", name}}}
+	go repeat(ctx, denied, netip.AddrPortFrom(s.node.Outside4, portDenied), time.Millisecond)
+	rt := &libcni.RuntimeConf{
+		ContainerID: name, NetNS: ns.Path(), IfName: "eth0",
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", startSpace}, {"K8S_POD_NAME", name}},
+	}
 	began := time.Now()
 	if err := s.node.NS.Do(func() error { _, err := s.cni.AddNetworkList(ctx, s.list, rt); return err }); err != nil {
 		t.Fatalf("ADD of %s: %v", name, err)
@@ -252,7 +256,7 @@ func (s *start) pod(t *testing.T, i int, announced bool) (add, wait time.Duratio
 		o.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
 		s.server.put("pods", o)
 	}
-	go repeat(ctx, allowed, netip.AddrPortFrom(netip.MustParseAddr(startServer), portAllowed))
+	go repeat(ctx, allowed, netip.AddrPortFrom(netip.MustParseAddr(startServer), portAllowed), 250*time.Microsecond)
 	if err := allowed.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -278,12 +282,12 @@ func (s *start) sender(t *testing.T, ns *netlab.NS) (c *net.UDPConn) {
 }
 
 // repeat sends numbered datagrams until ctx ends.
-func repeat(ctx context.Context, c *net.UDPConn, to netip.AddrPort) {
+func repeat(ctx context.Context, c *net.UDPConn, to netip.AddrPort, every time.Duration) {
 	for n := uint64(0); ctx.Err() == nil; n++ {
 		if _, err := c.WriteToUDPAddrPort(binary.BigEndian.AppendUint64(nil, n), to); errors.Is(err, net.ErrClosed) {
 			return
 		}
-		time.Sleep(250 * time.Microsecond)
+		time.Sleep(every)
 	}
 }
 

@@ -148,6 +148,21 @@ func TestForeignContainers(t *testing.T) {
 	}
 }
 
+// A single address of the pods' networks behind a gateway is that of a pod on another node:
+// the device towards the gateway is no pod's.
+func TestHostRouteByGateway(t *testing.T) {
+	r := newRig(t, Config{})
+	r.know(t)
+	before := r.attached()
+	if err := r.NS.AddRoute(netlab.Route{Dst: netip.MustParsePrefix("10.244.0.77/32"), Via: r.Outside4, Dev: netlab.Uplink}); err != nil {
+		t.Fatal(err)
+	}
+	r.know(t)
+	if n := programs(t, r.NS, netlab.Uplink); n != r.exits() || r.attached() != before {
+		t.Errorf("%d programs on the uplink, want %d; %d devices attached, want %d", n, r.exits(), r.attached(), before)
+	}
+}
+
 // A pod's packets bear its own address. Without the check they would be judged,
 // and remembered, as the other pod's.
 func TestForgedSource(t *testing.T) {

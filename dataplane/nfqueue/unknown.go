@@ -111,8 +111,10 @@ func forgedUnknown(c Config, v family) (rules []ruleSpec) {
 		return nil
 	}
 	for _, set := range []string{setSelected, setFree} {
-		rules = append(rules, ruleSpec{"forged: a local pod's address, from elsewhere",
-			join(v.is(), v.load(src), v.in(setNetworks), v.in(set), noWayBack(), count(counterForged), verdict(expr.VerdictDrop))})
+		rules = append(rules, ruleSpec{
+			"forged: a local pod's address, from elsewhere",
+			join(v.is(), v.load(src), v.in(setNetworks), v.in(set), noWayBack(), count(counterForged), verdict(expr.VerdictDrop)),
+		})
 	}
 	return rules
 }
