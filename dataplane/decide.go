@@ -168,16 +168,16 @@ func (w *Worker) judge(s *snapshot, k flow.Key, via flow.Service, host uint8) (c
 	if w.engine.cfg.FailMode == FailClosed {
 		src, dst := s.classifier.UnknownLocal(k)
 		dst = dst && host&hostDst == 0
-		if (src || dst) && w.host != nil {
-			mine := w.host.IsHost(k.Src)
-			src, dst = src && !mine, dst && !mine && !w.host.IsHost(k.Dst)
+		if src || dst {
+			mine := w.driver.IsHost(k.Src)
+			src, dst = src && !mine, dst && !mine && !w.driver.IsHost(k.Dst)
 		}
 		if src || dst || w.perhapsHere(s, &k, host) {
 			return classifier.Decision{Verdict: classifier.Drop}, CauseUnknownLocal
 		}
 	}
-	if w.tunnels != nil && w.tunnels.IsTunnel(k.Proto, k.DstPort) && s.classifier.IsPod(k.Src) &&
-		(host&hostDst != 0 || s.classifier.IsNode(k.Dst) || w.host != nil && w.host.IsHost(k.Dst)) {
+	if w.driver.IsTunnel(k.Proto, k.DstPort) && s.classifier.IsPod(k.Src) &&
+		(host&hostDst != 0 || s.classifier.IsNode(k.Dst) || w.driver.IsHost(k.Dst)) {
 		return classifier.Decision{Verdict: classifier.Drop}, CauseTunnel
 	}
 	switch {
@@ -193,8 +193,8 @@ func (w *Worker) judge(s *snapshot, k flow.Key, via flow.Service, host uint8) (c
 // have, and no known pod or node has: a pod of this node, perhaps, that has just started,
 // and whose device our programs may not be on yet. What such a pod sends meets them first.
 func (w *Worker) perhapsHere(s *snapshot, k *flow.Key, host uint8) bool {
-	return w.networks != nil && host&hostDst == 0 && w.networks.IsPodNetwork(k.Dst) &&
-		!s.classifier.IsPod(k.Dst) && !s.classifier.IsNode(k.Dst) && (w.host == nil || !w.host.IsHost(k.Dst))
+	return host&hostDst == 0 && w.driver.IsPodNetwork(k.Dst) &&
+		!s.classifier.IsPod(k.Dst) && !s.classifier.IsNode(k.Dst) && !w.driver.IsHost(k.Dst)
 }
 
 // denied reports a denial by judge.
@@ -307,13 +307,13 @@ func (w *Worker) shownLater(p *Packet, s *snapshot, k *flow.Key) bool {
 // look like the host.
 func (w *Worker) translated(s *snapshot, k *flow.Key) bool {
 	return s.classifier.IsVIP(k.Dst) || s.classifier.IsVIP(k.Src) ||
-		w.host != nil && (w.host.IsHost(k.Dst) || w.host.IsHost(k.Src))
+		w.driver.IsHost(k.Dst) || w.driver.IsHost(k.Src)
 }
 
 // toService reports whether the address a packet goes to is about to be replaced. One
 // that the host has itself is not: a cache of its own may serve it.
 func (w *Worker) toService(s *snapshot, k *flow.Key) bool {
-	return s.classifier.IsVIP(k.Dst) && (w.host == nil || !w.host.IsHost(k.Dst))
+	return s.classifier.IsVIP(k.Dst) && !w.driver.IsHost(k.Dst)
 }
 
 // maybeNodePort reports whether a connection may be to a Service by way of the host:
@@ -321,7 +321,7 @@ func (w *Worker) toService(s *snapshot, k *flow.Key) bool {
 // has there is judged one packet later than the rest.
 func (w *Worker) maybeNodePort(k *flow.Key) bool {
 	const first, last = 30000, 32767
-	return k.Proto.HasPorts() && k.DstPort >= first && k.DstPort <= last && w.host != nil && w.host.IsHost(k.Dst)
+	return k.Proto.HasPorts() && k.DstPort >= first && k.DstPort <= last && w.driver.IsHost(k.Dst)
 }
 
 func isEchoReply(k *flow.Key) bool {
@@ -400,7 +400,7 @@ func (w *Worker) stranger(p *Packet, s *snapshot) bool {
 		return true
 	}
 	unknown, _ := s.classifier.UnknownLocal(p.Headers.Key)
-	return unknown && (w.host == nil || !w.host.IsHost(src))
+	return unknown && !w.driver.IsHost(src)
 }
 
 // quotes reports whether the kernel remembers the connection that an ICMP error is
@@ -409,8 +409,8 @@ func (w *Worker) quotes(p *Packet) (opened flow.Key, known bool) {
 	inner := p.Headers.Inner
 	reply := !p.Reply // the quoted packet travelled the other way
 	known = p.Related
-	if !known && w.flows != nil {
-		reply, known = w.flows.Remembers(inner)
+	if !known {
+		reply, known = w.driver.Remembers(inner)
 	}
 	if reply {
 		return inner.Reverse(), known

@@ -14,14 +14,20 @@ import (
 )
 
 // quietDriver applies nothing and keeps what it was told of the last batch.
-type quietDriver struct{ last Batch }
+type quietDriver struct {
+	DriverDefaults
+	last Batch
+}
 
 func (d *quietDriver) Recv(*Batch) error    { return ErrClosed }
 func (d *quietDriver) Apply(b *Batch) error { d.last = *b; return nil }
 func (d *quietDriver) Close() error         { return nil }
 
 // quietBackend is the engine's view of one quietDriver.
-type quietBackend struct{ d quietDriver }
+type quietBackend struct {
+	BackendDefaults
+	d quietDriver
+}
 
 func (b *quietBackend) Name() string                                  { return "quiet" }
 func (b *quietBackend) Drivers() []Driver                             { return []Driver{&b.d} }

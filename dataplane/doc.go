@@ -30,7 +30,7 @@
 //   - A worker's counters, scratch event and ring end are its goroutine's. The
 //     connection table has a lock of its own that only its worker takes per
 //     packet; listings and SetTable take it for short steps. Where a backend
-//     scatters a connection's packets over its workers ([Scattered]), these share
+//     scatters a connection's packets over its workers ([Driver].Scattered), these share
 //     the connections out by name, and each takes the others' locks for moments.
 //   - A table is immutable. Workers hold it for one batch; the engine keeps the
 //     last few so that the audit writer can resolve ids of events in flight.
@@ -66,9 +66,9 @@
 // # What it leaves to you
 //
 // Where the verdict is Reject the worker builds the answer and a driver that can
-// ([Rejecter]) sends it, at a bounded rate; other drivers drop. Backends, in their
+// ([Driver].Reject) sends it, at a bounded rate; other drivers drop. Backends, in their
 // own packages, say how packets come up and how the kernel remembers. One that has to
-// find connections again is told of them ([Learner]), one that can stop without losing
-// what waits does so before the drivers close ([Drainer]). Package fake is a backend for
+// find connections again is told of them ([Backend].Learn), one that can stop without losing
+// what waits does so before the drivers close ([Backend].Drain). Package fake is a backend for
 // tests, package audit the consumer of the events.
 package dataplane

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"errors"
 	"time"
 
 	"github.com/tierwall/tierwall/classifier"
@@ -91,7 +92,8 @@ type Batch struct {
 }
 
 // Driver moves packets between the kernel and one Worker. A driver belongs to
-// its worker's goroutine, Close excepted.
+// its worker's goroutine, Close, IsHost and IsTunnel excepted. Embed DriverDefaults for
+// what a driver cannot do or does not know.
 type Driver interface {
 	// Recv blocks until at least one packet is there, fills b and returns. It
 	// returns ErrClosed after Close, and (with b.N == 0) from time to time when
@@ -102,78 +104,73 @@ type Driver interface {
 	// Close wakes a blocked Recv and releases the driver. Any goroutine may
 	// call it, more than once.
 	Close() error
-}
 
-// Rejecter is a Driver that can answer packets. Without it Reject drops like
-// Drop.
-type Rejecter interface {
-	Driver
 	// Reject sends answer back towards the sender of p, a packet of the batch
 	// that was received last and not applied yet. answer begins like p.Frame,
 	// with an Ethernet header if p.L2; its addresses are those of p turned
 	// round, its checksums complete. It is the worker's memory and valid only
-	// during the call. What is answered is dropped all the same. It must not
-	// block: an answer that cannot go at once is lost, with an error.
+	// during the call. What is answered is dropped all the same. Reject must not
+	// block: an answer that cannot go at once is lost, with an error. By default
+	// every answer is, and a rejected packet is only dropped.
 	Reject(p *Packet, answer []byte) error
-}
-
-// HostKnower is a Driver that knows this host's own addresses, for those that
-// cannot tell by where they see a packet (Packet.FromHost, ToHost).
-type HostKnower interface {
-	Driver
-	// IsHost reports whether a is an address of this host. The worker asks about
-	// the ends of new connections, the control goroutine about those that would
-	// be an unknown pod's.
+	// IsHost reports whether a is an address of this host, for drivers that
+	// cannot tell by where they see a packet (Packet.FromHost, ToHost). The worker
+	// asks about the ends of new connections, the control goroutine about those
+	// that would be an unknown pod's.
 	IsHost(a flow.Addr) bool
-}
-
-// TunnelKnower is a Driver that knows by which packets this host's tunnels, and so the
-// other nodes', are fed.
-type TunnelKnower interface {
-	Driver
 	// IsTunnel reports whether packets with this protocol and destination port are
-	// unwrapped. Only for new connections is it asked.
+	// unwrapped by a tunnel of this host, and so by other nodes'. The worker and the
+	// control goroutine ask, about new connections only.
 	IsTunnel(proto flow.Proto, port uint16) bool
-}
-
-// PodNetworkKnower is a Driver that knows networks from which pods of any node get
-// addresses, where the table does not know which of them are this node's.
-type PodNetworkKnower interface {
-	Driver
-	// IsPodNetwork reports whether an address is in such a network. Only for new
-	// connections, and when policy changes, is it asked.
-	IsPodNetwork(flow.Addr) bool
-}
-
-// FlowKnower is a Driver that can look up what its kernel side remembers, for
-// packets that are about a connection without being part of it.
-type FlowKnower interface {
-	Driver
+	// IsPodNetwork reports whether an address is in a network from which pods of any
+	// node get addresses, where the table does not know which of them are this node's.
+	// The worker and the control goroutine ask, about new connections and when policy
+	// changes.
+	IsPodNetwork(a flow.Addr) bool
 	// Remembers reports whether the kernel side has an entry of the connection k
-	// belongs to, and whether k travels against the direction it was opened in.
-	// What the entry was judged by may be out of date. Only the worker asks.
+	// belongs to, and whether k travels against the direction it was opened in. The
+	// worker asks about packets that concern a connection without being part of it.
+	// The policy that accepted the entry may be out of date.
 	Remembers(k flow.Key) (reply, ok bool)
-}
-
-// Scattered is a Driver whose backend gives a packet to the driver that is next to
-// it (the queue of the CPU it is on), not to the one that had the others of its
-// connection. The workers of such drivers use each other's connection tables.
-type Scattered interface {
-	Driver
-	// Scattered does nothing.
-	Scattered()
-}
-
-// Bound is a Driver that says on which CPUs its worker runs.
-type Bound interface {
-	Driver
+	// Scattered reports whether the backend gives a packet to the driver that is
+	// next to it (the queue of the CPU it is on), not to the one that had the others
+	// of its connection. The workers of such drivers use each other's connection
+	// tables.
+	Scattered() bool
 	// Bind is called once, by the worker, before it receives. It may lock the
-	// goroutine to its thread for good.
+	// goroutine to its thread for good, and choose the CPUs it runs on.
 	Bind()
 }
 
+// DriverDefaults is what a Driver does unless it knows better. The zero value is ready.
+type DriverDefaults struct{}
+
+var errCannotAnswer = errors.New("dataplane: the driver cannot answer packets")
+
+// Reject returns an error.
+func (DriverDefaults) Reject(*Packet, []byte) error { return errCannotAnswer }
+
+// IsHost knows no address.
+func (DriverDefaults) IsHost(flow.Addr) bool { return false }
+
+// IsTunnel knows no tunnel.
+func (DriverDefaults) IsTunnel(flow.Proto, uint16) bool { return false }
+
+// IsPodNetwork knows no network.
+func (DriverDefaults) IsPodNetwork(flow.Addr) bool { return false }
+
+// Remembers knows no connection.
+func (DriverDefaults) Remembers(flow.Key) (reply, ok bool) { return false, false }
+
+// Scattered reports false.
+func (DriverDefaults) Scattered() bool { return false }
+
+// Bind does nothing.
+func (DriverDefaults) Bind() {}
+
 // Backend is one way of getting packets to userspace: a set of drivers and the
-// kernel state around them. Its methods belong to the control goroutine.
+// kernel state around them. Its methods belong to the control goroutine. Embed
+// BackendDefaults for what a backend has no use for.
 type Backend interface {
 	// Name is "nfqueue" or "afxdp".
 	Name() string
@@ -186,88 +183,88 @@ type Backend interface {
 	// packet is judged again. cut counts those. Connections that c does not
 	// affect need no look. After an error the next call's Change is everything.
 	//
-	// Where no later hook knows who opened a connection, the kernel side goes on
-	// telling it of those it forgot (Packet.Reply): or the next packet from the
-	// other side would open the connection anew, by another policy.
+	// Where no later hook knows who opened a connection, the kernel side must keep
+	// marking replies of those it forgot (Packet.Reply): otherwise the next packet
+	// from the other side would open the connection anew, under another policy.
 	Update(t *classifier.Table, c Change) (cut int, err error)
 	// Stats returns totals since start.
 	Stats() BackendStats
 	// Close detaches everything the backend put into the kernel, except what
 	// its fail mode says must outlive the process.
 	Close() error
-}
 
-// Learner is a Backend that keeps a list of the connections the kernel remembers:
-// who looks for a few among them asks the list, and not the kernel for all.
-type Learner interface {
-	Backend
-	// Learn tells of connections, of whatever backend, that a worker saw packets
-	// of since the last round: copies of records as they are, or were when they
-	// went. It may be called several times in a round. Every connection that a
-	// worker has passed with Remember, before the table in force, is told by the
-	// time Update is called; and about twice a second without an update.
+	// Learns reports whether Learn is to be called; fixed for the backend's life.
+	Learns() bool
+	// Learn reports connections, of any backend, that a worker saw packets of since
+	// the last round: copies of records as they are, or were when they went. A
+	// backend that keeps a list of the connections the kernel remembers finds a few
+	// of them without dumping the kernel's table. Learn may be called several times
+	// in a round. Every connection that a worker has passed with Remember, before
+	// the table in force, is reported by the time Update is called; and about twice
+	// a second without an update.
 	//
-	// missed says that some in this round cannot be told. What is told may be of a
-	// connection the kernel does not remember, or not yet: the batch is still in
-	// the worker's hands, for StallTimeout at most, or else the next round has
-	// missed some.
+	// missed says that some of this round cannot be reported. A reported connection
+	// may not be in the kernel's table (yet): the batch is still in the worker's
+	// hands, for StallTimeout at most, or else the next round has missed some.
 	//
 	// Calls come from one goroutine at a time, none during Update. news is valid
 	// during the call.
 	Learn(backend string, news []conntrack.Record, missed bool)
+	// Inherit gives the backend a function to ask about the connections that an
+	// earlier process accepted, once, before the first Update: whether the table of
+	// that Update accepts one, as far as can be decided without a packet. The
+	// packets of those it denies, and of those the backend does not ask about, are
+	// judged as after any Update. judge is valid until that Update returns; any
+	// goroutine may call it, one at a time.
+	Inherit(judge func(*Inherited) bool)
+	// Prepare makes the kernel side queue everything that t may concern, and leaves
+	// what is accepted already as it is. It is called for the first table, before any
+	// worker has it, and before any backend's Update: what other backends defer to
+	// this one from then on waits, and is judged by t.
+	Prepare(t *classifier.Table) error
+	// Drain makes the kernel treat packets as if no daemon ran, and returns when
+	// none waits for a verdict any more. The workers go on meanwhile. It gives up
+	// after a moment, with an error. It may run beside Stats, and comes before the
+	// drivers are closed. Afterwards nothing comes up any more.
+	Drain() error
+	// Drops reports what the kernel side dropped by itself since the last call, for
+	// reasons that the audit log records. Calls come from one goroutine at a time,
+	// while packets move.
+	Drops(report func(Drop))
 }
+
+// BackendDefaults is a backend that keeps no list of connections, inherits none, has
+// nothing to prepare or drain and drops nothing by itself. The zero value is ready.
+type BackendDefaults struct{}
+
+// Learns reports false.
+func (BackendDefaults) Learns() bool { return false }
+
+// Learn does nothing.
+func (BackendDefaults) Learn(string, []conntrack.Record, bool) {}
+
+// Inherit asks about nothing.
+func (BackendDefaults) Inherit(func(*Inherited) bool) {}
+
+// Prepare does nothing.
+func (BackendDefaults) Prepare(*classifier.Table) error { return nil }
+
+// Drain does nothing.
+func (BackendDefaults) Drain() error { return nil }
+
+// Drops reports nothing.
+func (BackendDefaults) Drops(func(Drop)) {}
 
 // Inherited is a connection that the kernel side accepted before there was this
 // process, and goes on passing until the first table is in force.
 type Inherited struct {
 	Key     flow.Key     // between its two ends, in the direction it was opened in
 	Service flow.Service // where it was opened to, if its destination was translated
-	// Real is set when Key is not what packets bear, who are translated; Final and
-	// Onward are what they are in a Packet of it.
+	// Real is set if Key holds the ends behind translation, and packets carry others;
+	// Final and Onward are what they are in a Packet of it.
 	Real, Final, Onward bool
 	Closing             bool          // one end has closed it
 	Idle                time.Duration // since its last packet
-}
-
-// Heir is a Backend that can take over what an earlier process accepted.
-type Heir interface {
-	Backend
-	// Inherit gives the backend somebody to ask about such connections, once, before
-	// the first Update: whether the table of that Update accepts one, as far as can be
-	// told without a packet. The packets of those it says no to, and of those the
-	// backend does not ask about, are judged as after any Update. judge is valid until
-	// that Update returns; any goroutine may call it, one at a time.
-	Inherit(judge func(*Inherited) bool)
-}
-
-// Preparer is a Backend to which others leave what they do not judge.
-type Preparer interface {
-	Backend
-	// Prepare makes the kernel side ask about everything that t may be about, and
-	// leaves what is accepted already as it is. Of the first table it is told before
-	// any worker has it, and before any backend's Update: what they leave to it from
-	// then on waits, and is judged by it.
-	Prepare(t *classifier.Table) error
-}
-
-// Drainer is a Backend that can stop bringing packets up without losing those that
-// are on their way.
-type Drainer interface {
-	Backend
-	// Drain makes the kernel do with packets what it does when nobody is there, and
-	// returns when none waits for a verdict any more. The workers go on meanwhile.
-	// It gives up after a moment, with an error. It may run beside Stats, and comes
-	// before the drivers are closed. Afterwards nothing comes up any more.
-	Drain() error
-}
-
-// Dropper is a Backend whose kernel side drops packets by itself for reasons that the
-// audit log tells.
-type Dropper interface {
-	Backend
-	// Drops reports those since the last call. Calls come from one goroutine at a time,
-	// while packets move.
-	Drops(report func(Drop))
 }
 
 // Drop is packets of one sender that a kernel side dropped for one reason.

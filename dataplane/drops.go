@@ -16,12 +16,8 @@ func (e *Engine) recordDrops() {
 		event.Generation = s.generation
 	}
 	for i, b := range e.cfg.Backends {
-		d, ok := b.(Dropper)
-		if !ok {
-			continue
-		}
 		event.Backend = uint8(i)
-		d.Drops(func(dr Drop) {
+		b.Drops(func(dr Drop) {
 			event.Cause = dropCauses[dr.Fate]
 			if event.Cause == CausePolicy || dr.Packets == 0 {
 				return

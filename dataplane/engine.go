@@ -110,15 +110,15 @@ type Engine struct {
 	log      *slog.Logger
 	workers  []*Worker
 	backends []string
-	learners []Learner
-	kernel   *Ring // of events about what kernel sides dropped; see recordDrops
+	learners []Backend // those with Learns
+	kernel   *Ring     // of events about what kernel sides dropped; see recordDrops
 	running  atomic.Bool
 
 	current atomic.Pointer[snapshot] // nil until the first SetTable
 	ready   chan struct{}            // closed with the first SetTable
 
 	update  sync.Mutex // serialises SetTable
-	partial bool       // guarded by update: the table in force is not everywhere in force
+	partial bool       // guarded by update: the last publish reached only some backends
 	retired []retired  // guarded by update: counters to be told to Config.Hits
 
 	idleBanks []*hitBanks // guarded by update: all zero, to be used again
@@ -148,8 +148,8 @@ func New(cfg Config) *Engine {
 	}
 	for i, b := range cfg.Backends {
 		e.backends = append(e.backends, b.Name())
-		if l, ok := b.(Learner); ok {
-			e.learners = append(e.learners, l)
+		if b.Learns() {
+			e.learners = append(e.learners, b)
 		}
 		first := len(e.workers)
 		for q, d := range b.Drivers() {
@@ -196,17 +196,13 @@ func (e *Engine) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// drain lets packets that wait for a verdict have it. What the fast path leaves to
+// drain waits until queued packets have verdicts. What the fast path leaves to
 // the hook behind it comes up there, so the order is that of the backends.
 func (e *Engine) drain() {
 	e.update.Lock()
 	defer e.update.Unlock()
 	for i, b := range e.cfg.Backends {
-		d, ok := b.(Drainer)
-		if !ok {
-			continue
-		}
-		if err := d.Drain(); err != nil {
+		if err := b.Drain(); err != nil {
 			e.log.Warn("packets that waited for a verdict are lost", "backend", e.backends[i], "error", err)
 		}
 	}
@@ -222,12 +218,12 @@ func (e *Engine) drain() {
 //  1. publish the pointer: a batch that starts from now on uses t;
 //  2. wait for batches that started before (see Worker.epoch). An idle worker
 //     is not waited for: its next batch starts after 1;
-//  3. tell Learners of the connections that were passed until now;
+//  3. report the connections that were passed until now (Backend.Learn);
 //  4. re-evaluate those of the workers' records that the change affects. No
 //     worker adds one of an older generation any more, so one pass is enough.
 //     The others keep the generation they have: see snapshot.vouches;
 //  5. Backend.Update, for what the kernel remembers by itself. With the first table
-//     that may be from before this process: see Heir.
+//     that may be from before this process: see Backend.Inherit.
 //
 // c says how t differs from the table in force; when it does not compare these
 // two (a table was skipped), or the last call failed half-way, everything counts
@@ -305,16 +301,14 @@ func (e *Engine) publish(s *snapshot, c Change) (cut int, err error) {
 	return cut - int(before), errors.Join(errs...)
 }
 
-// prepare tells of the first table whoever is left something by others, before any
-// worker has it. A run of another configuration may have judged alone what is left to
+// prepare announces the first table to backends that receive deferred packets, before
+// any worker has it. A run of another configuration may have judged alone what is left to
 // a later hook from then on: one that knows of nobody to judge yet would pass it.
 func (e *Engine) prepare(s *snapshot) error {
 	var errs []error
 	for i, b := range e.cfg.Backends {
-		if p, ok := b.(Preparer); ok {
-			if err := p.Prepare(s.table); err != nil {
-				errs = append(errs, fmt.Errorf("%s: prepare for table generation %d: %w", e.backends[i], s.generation, err))
-			}
+		if err := b.Prepare(s.table); err != nil {
+			errs = append(errs, fmt.Errorf("%s: prepare for table generation %d: %w", e.backends[i], s.generation, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -11,13 +11,9 @@ import (
 func (e *Engine) inherit(s *snapshot) {
 	now := e.clock()
 	for i, b := range e.cfg.Backends {
-		h, ok := b.(Heir)
-		if !ok {
-			continue
-		}
 		for _, w := range e.workers { // any one of the backend's
 			if int(w.backend) == i {
-				h.Inherit(func(c *Inherited) bool { return w.inherit(c, s, now) })
+				b.Inherit(func(c *Inherited) bool { return w.inherit(c, s, now) })
 				break
 			}
 		}
@@ -36,7 +32,7 @@ func (w *Worker) inherit(c *Inherited, s *snapshot, now int64) bool {
 	if c.Real {
 		p.Real = c.Key
 	}
-	if !c.Key.Valid() || isEchoReply(&c.Key) || w.host != nil && w.host.IsHost(c.Key.Src) || w.shownLater(&p, s, &c.Key) {
+	if !c.Key.Valid() || isEchoReply(&c.Key) || w.driver.IsHost(c.Key.Src) || w.shownLater(&p, s, &c.Key) {
 		return false
 	}
 	d, _ := w.judge(s, c.Key, c.Service, 0)

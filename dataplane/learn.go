@@ -12,7 +12,7 @@ import (
 // conntrack.DefaultRecords and a hundred thousand new connections a second.
 const tellEvery = 500 * time.Millisecond
 
-// tellUntil tells Learners what there is to learn, and the audit log what kernel sides
+// tellUntil reports connections to backends that learn, and the audit log what kernel sides
 // dropped, until ctx is done.
 func (e *Engine) tellUntil(ctx context.Context) {
 	tick := time.NewTicker(tellEvery)
@@ -31,7 +31,7 @@ func (e *Engine) tellUntil(ctx context.Context) {
 	}
 }
 
-// tell hands news to Learners. update is held, and workers have been observed; if
+// tell reports news to backends that learn. update is held, and workers have been observed; if
 // they stalled, what they have in their hands is not known.
 func (e *Engine) tell(stalled bool) {
 	if len(e.learners) == 0 {

@@ -104,7 +104,7 @@ func TestErrorsOfUnknownFlows(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			x := newBench(t, Config{})
 			d := &knowingDriver{opened: c.kernel}
-			x.w.driver, x.w.flows = d, d
+			x.w.driver = d
 			if _, err := x.e.Publish(&Stub{Gen: 1, Allowed: c.allowed}); err != nil {
 				t.Fatal(err)
 			}
@@ -141,7 +141,7 @@ func TestHostKnower(t *testing.T) {
 	} {
 		x := newBench(t, Config{})
 		d := &hostDriver{own: foot}
-		x.w.driver, x.w.host = d, d
+		x.w.driver = d
 		for gen := uint64(1); gen < 3; gen++ {
 			if _, err := x.e.Publish(&Stub{Gen: gen, Allowed: Always, Unknown: map[flow.Addr]bool{foot: true, other: true}}); err != nil {
 				t.Fatal(err)
@@ -184,7 +184,7 @@ func TestPodsToTunnels(t *testing.T) {
 	} {
 		x := newBench(t, Config{})
 		d := &tunnelDriver{hostDriver{own: addr(node + ":1")}}
-		x.w.driver, x.w.host, x.w.tunnels = d, d, d
+		x.w.driver = d
 		stub := &Stub{Gen: 1, Allowed: Always, Pods: map[flow.Addr]bool{addr(pod): true}, Nodes: map[flow.Addr]bool{addr(node + ":1"): true, addr(other + ":1"): true}}
 		if _, err := x.e.Publish(stub); err != nil {
 			t.Fatal(err)
@@ -367,7 +367,7 @@ func TestHostIsDeferred(t *testing.T) {
 	} {
 		x := newBench(t, Config{})
 		d := &hostDriver{own: Key(flow.TCP, a4, b4).Src}
-		x.w.driver, x.w.host = d, d
+		x.w.driver = d
 		if _, err := x.e.Publish(&Stub{Gen: 1, Allowed: Always}); err != nil {
 			t.Fatal(err)
 		}
@@ -409,7 +409,7 @@ func TestPodNetwork(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newBench(t, c.cfg)
-			x.w.networks = &networkDriver{x.w.driver, netip.MustParsePrefix("10.0.0.0/8")}
+			x.w.driver = &networkDriver{x.w.driver, netip.MustParsePrefix("10.0.0.0/8")}
 			c.stub.Gen, c.stub.Allowed = 1, Always
 			if _, err := x.e.Publish(c.stub); err != nil {
 				t.Fatal(err)
@@ -421,7 +421,7 @@ func TestPodNetwork(t *testing.T) {
 	}
 	// A connection to a pod that is gone is no longer in force.
 	x := newBench(t, Config{})
-	x.w.networks = &networkDriver{x.w.driver, netip.MustParsePrefix("10.0.0.0/8")}
+	x.w.driver = &networkDriver{x.w.driver, netip.MustParsePrefix("10.0.0.0/8")}
 	for gen, pods := range []map[flow.Addr]bool{{known: true}, {}} {
 		if _, err := x.e.Publish(&Stub{Gen: uint64(gen + 1), Allowed: Always, Pods: pods}); err != nil {
 			t.Fatal(err)

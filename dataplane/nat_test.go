@@ -130,7 +130,7 @@ func TestOnward(t *testing.T) {
 			if c.own != (flow.Addr{}) {
 				d.own = c.own
 			}
-			x.w.driver, x.w.host = d, d
+			x.w.driver = d
 			if _, err := x.e.Publish(&Stub{Gen: 1, Allowed: Never, VIPs: map[flow.Addr]bool{vip: true, cache: true}}); err != nil {
 				t.Fatal(err)
 			}

@@ -49,16 +49,13 @@ func inMidStream(h *packet.Headers) bool {
 // respond sends the answer. The order of checks: nothing is taken from the bucket
 // for what is not sent.
 func (w *Worker) respond(p *Packet, now int64) Answer {
-	if w.rejecter == nil {
-		return AnswerFailed
-	}
 	n := packet.Answer(w.answer[:], p.Frame, &p.Headers)
 	switch {
 	case n == 0:
 		return AnswerBarred
 	case !w.bucket.take(now):
 		return AnswerLimited
-	case w.rejecter.Reject(p, w.answer[:n]) != nil:
+	case w.driver.Reject(p, w.answer[:n]) != nil:
 		return AnswerFailed
 	}
 	return AnswerSent

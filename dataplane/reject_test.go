@@ -27,7 +27,7 @@ func (d *rejectDriver) Reject(_ *Packet, answer []byte) error {
 func newRejecter(t testing.TB, cfg Config) (*bench, *rejectDriver) {
 	x := newBench(t, cfg)
 	d := &rejectDriver{}
-	x.w.driver, x.w.rejecter = d, d
+	x.w.driver = d
 	return x, d
 }
 

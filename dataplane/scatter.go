@@ -44,7 +44,7 @@ func introduce(workers []*Worker) {
 		return
 	}
 	for _, w := range workers {
-		if _, ok := w.driver.(Scattered); !ok {
+		if !w.driver.Scattered() {
 			return
 		}
 	}

@@ -16,6 +16,7 @@ import (
 // askDriver is one of several that scatter: it judges frames while their senders
 // wait, as a peer of theirs waits for an answer.
 type askDriver struct {
+	dataplane.DriverDefaults
 	in      chan question
 	closed  chan struct{}
 	once    sync.Once
@@ -31,7 +32,7 @@ func newAskDriver() *askDriver {
 	return &askDriver{in: make(chan question, 64), closed: make(chan struct{})}
 }
 
-func (d *askDriver) Scattered() {}
+func (d *askDriver) Scattered() bool { return true }
 
 func (d *askDriver) Recv(b *dataplane.Batch) error {
 	b.N = 0

@@ -12,7 +12,7 @@ import (
 // a packet.
 type scatteredDriver struct{ quietDriver }
 
-func (*scatteredDriver) Scattered() {}
+func (*scatteredDriver) Scattered() bool { return true }
 
 type scatteredBackend struct {
 	quietBackend

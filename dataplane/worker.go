@@ -33,7 +33,7 @@ const (
 // except where the driver is Scattered.
 type Worker struct {
 	engine  *Engine
-	driver  Driver
+	driver  Driver           // IsHost and IsTunnel: shared with the control goroutine
 	conns   *conntrack.Table // shared with the control goroutine, locks for itself
 	peers   []*Worker        // whose tables have our connections, too; see table
 	ring    *Ring            // this end: producer
@@ -52,11 +52,6 @@ type Worker struct {
 	settled    bool             // what snapshot.settled was when the batch began
 	lastExpire int64
 	forced     struct{ allow, deny bool } // events whatever the rules ask for
-	rejecter   Rejecter                   // the driver, if it can answer
-	host       HostKnower                 // the driver, if it knows; shared with the control goroutine
-	flows      FlowKnower                 // the driver, if it knows
-	tunnels    TunnelKnower               // the driver, if it knows; shared with the control goroutine
-	networks   PodNetworkKnower           // the driver, if it knows; shared with the control goroutine
 	bucket     bucket                     // bounds answers
 	answer     [packet.MaxAnswer]byte     // scratch
 
@@ -81,11 +76,6 @@ func newWorker(e *Engine, d Driver, backend uint8, queue, index int) *Worker {
 		engine: e, driver: d, backend: backend, queue: queue, index: index,
 		conns: conntrack.New(limits), ring: NewRing(e.cfg.RingSize),
 	}
-	w.rejecter, _ = d.(Rejecter)
-	w.host, _ = d.(HostKnower)
-	w.flows, _ = d.(FlowKnower)
-	w.tunnels, _ = d.(TunnelKnower)
-	w.networks, _ = d.(PodNetworkKnower)
 	w.bucket = newBucket(e.cfg.RejectRate)
 	w.forced.allow = e.cfg.AuditAll
 	w.forced.deny = e.cfg.AuditAll || e.cfg.AuditDenies
@@ -98,9 +88,7 @@ func (w *Worker) run(ctx context.Context) error {
 		w.releaseDue(math.MaxInt64 - sampleEvery)
 		w.ring.Flush()
 	}()
-	if d, ok := w.driver.(Bound); ok {
-		d.Bind()
-	}
+	w.driver.Bind()
 	fails := 0
 	for {
 		err := w.driver.Recv(&w.batch)

@@ -31,6 +31,8 @@ const (
 // machine counts little; making the packets is a small part of it, the same in
 // every case.
 type memory struct {
+	dataplane.DriverDefaults
+	dataplane.BackendDefaults
 	s      *scene
 	frames [dataplane.BatchSize][]byte
 	n      int           // packets delivered

@@ -25,6 +25,7 @@ import (
 
 // Backend implements dataplane.Backend. See the package comment.
 type Backend struct {
+	dataplane.BackendDefaults
 	config  Config
 	log     *slog.Logger
 	drivers []*driver // by queue; none with AttachXDPGeneric
@@ -49,11 +50,6 @@ type Backend struct {
 	closed   bool
 	watching sync.WaitGroup
 }
-
-var (
-	_ dataplane.Drainer = (*Backend)(nil)
-	_ dataplane.Heir    = (*Backend)(nil)
-)
 
 // New loads the programs, creates the upcall pair and binds the sockets, in the
 // network namespace of the calling thread. No device is judged before the first
@@ -275,7 +271,7 @@ func (b *Backend) load(maxFrame int) error {
 func (b *Backend) Name() string { return "afxdp" }
 
 // Drivers implements dataplane.Backend: one for each queue of the upcall pair, each
-// of which may get packets of any connection (dataplane.Scattered). With
+// of which may get packets of any connection (Driver.Scattered). With
 // AttachXDPGeneric there is none.
 func (b *Backend) Drivers() []dataplane.Driver {
 	all := make([]dataplane.Driver, len(b.drivers))
@@ -392,5 +388,5 @@ func (b *Backend) Limits() []string {
 	return []string{fmt.Sprintf("translated connections cannot be read: %v", b.objects.Blind)}
 }
 
-// Inherit implements dataplane.Heir.
+// Inherit implements dataplane.Backend.
 func (b *Backend) Inherit(judge func(*dataplane.Inherited) bool) { b.heir.Judge = judge }

@@ -21,7 +21,7 @@ const (
 	drainStill    = 20 * time.Millisecond
 )
 
-// Drain implements dataplane.Drainer: the programs believe at once that there is no
+// Drain implements dataplane.Backend: the programs believe at once that there is no
 // daemon, and what they had sent up is judged.
 func (b *Backend) Drain() error {
 	if len(b.drivers) == 0 {

@@ -31,7 +31,7 @@
 // The pair has Config.Queues queues, each with a socket and a driver. A packet goes
 // up on the queue of the CPU it is on: nothing it needs crosses to another one, and
 // whoever sent it waits there. So the directions of a connection may meet different
-// workers, which is why the drivers are dataplane.Scattered. A worker with many
+// workers, which is why the drivers are scattered (dataplane.Driver). A worker with many
 // packets runs on its own CPUs (home), with few where there is time.
 //
 // What there is one of per queue: a ring, the room in it that the kernel side knows

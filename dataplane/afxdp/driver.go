@@ -78,18 +78,7 @@ type driver struct {
 	lost     uint64        // socket.lost at release
 }
 
-var (
-	_ dataplane.Rejecter     = (*driver)(nil)
-	_ dataplane.HostKnower   = (*driver)(nil)
-	_ dataplane.FlowKnower   = (*driver)(nil)
-	_ dataplane.TunnelKnower = (*driver)(nil)
-	_ dataplane.Scattered    = (*driver)(nil)
-
-	_ dataplane.PodNetworkKnower = (*driver)(nil)
-	_ dataplane.Bound            = (*driver)(nil)
-)
-
-// IsPodNetwork implements dataplane.PodNetworkKnower. There are a few networks.
+// IsPodNetwork implements dataplane.Driver. There are a few networks.
 func (d *driver) IsPodNetwork(a flow.Addr) bool {
 	if len(d.podNetworks) == 0 {
 		return false
@@ -127,11 +116,11 @@ func newDriver(sock *upcall.Socket, b *Backend, queue int, nonce uint8) (*driver
 	return d, nil
 }
 
-// Scattered implements dataplane.Scattered: a packet comes up on the queue of the
+// Scattered implements dataplane.Driver: a packet comes up on the queue of the
 // CPU it is on.
-func (d *driver) Scattered() {}
+func (d *driver) Scattered() bool { return true }
 
-// Bind implements dataplane.Bound.
+// Bind implements dataplane.Driver.
 func (d *driver) Bind() { d.home.bind() }
 
 // Recv implements dataplane.Driver.

@@ -30,7 +30,7 @@ func (b *Backend) readDrops() drops {
 	return now
 }
 
-// Drops implements dataplane.Dropper.
+// Drops implements dataplane.Backend.
 func (b *Backend) Drops(report func(dataplane.Drop)) {
 	_ = b.thread.do(func() error { // an error: it is closed
 		if b.closed {

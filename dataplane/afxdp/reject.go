@@ -12,7 +12,7 @@ import (
 
 var errNotHeld = errors.New("afxdp: an answer to a packet that is not there")
 
-// Reject implements dataplane.Rejecter. The answer takes the buffer of the packet
+// Reject implements dataplane.Driver. The answer takes the buffer of the packet
 // it answers, which is dropped, and leaves with the batch through the upcall pair:
 // what came from the pod is answered towards it, what was on its way there is
 // answered as if the pod had. Which stations these are the kernel side knows; to

@@ -23,7 +23,7 @@ func TestReject(t *testing.T) {
 	r := newRig(t, Config{Strict: true, Queues: 1}) // whose packet it is the rig does not say
 	a, b := r.AddPod(t, "a"), r.AddPod(t, "b")
 	r.update(t, a, b)
-	d := r.backend.Drivers()[0].(dataplane.Rejecter)
+	d := r.backend.Drivers()[0]
 	var buf [packet.MaxAnswer]byte
 	r.policy(func(k flow.Key, p *dataplane.Packet) dataplane.Disposition {
 		if k.DstPort != closedPort {

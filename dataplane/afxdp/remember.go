@@ -62,7 +62,7 @@ func (d *driver) name(p *dataplane.Packet) *flow.Key {
 	return &p.Headers.Key
 }
 
-// Remembers implements dataplane.FlowKnower. It costs a system call.
+// Remembers implements dataplane.Driver. It costs a system call.
 func (d *driver) Remembers(k flow.Key) (reply, ok bool) {
 	if !kern.HasEntry(&k) {
 		return false, false

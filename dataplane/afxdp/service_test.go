@@ -204,7 +204,7 @@ func TestRejectBehindTranslation(t *testing.T) {
 		}
 		a, b := add(t, "a"), add(t, "b")
 		r.know(t, a, b)
-		d := r.backend.Drivers()[0].(dataplane.Rejecter)
+		d := r.backend.Drivers()[0]
 		var buf [packet.MaxAnswer]byte
 		pass := judges(func(flow.Key) bool { return false })
 		r.policy(func(k flow.Key, p *dataplane.Packet) dataplane.Disposition {
@@ -241,7 +241,7 @@ func TestServiceOfTheNodeItself(t *testing.T) {
 	}
 	r.know(t, a)
 	// As the worker does: it is one of the host's.
-	d := r.backend.Drivers()[0].(dataplane.HostKnower)
+	d := r.backend.Drivers()[0]
 	nstest.Eventually(t, "the address is known", func() bool { return d.IsHost(flow.AddrFrom(vip(4))) })
 	r.policy(allowOpenPort)
 	for _, network := range []string{"tcp", "udp"} {

@@ -32,6 +32,7 @@ type Out struct {
 // Driver delivers queued packets and records their fate. Send, Results and Close
 // may be called from any goroutine; Recv and Apply belong to the worker.
 type Driver struct {
+	dataplane.DriverDefaults
 	// Idle is how long Recv waits before it returns an empty batch; 0 means 5 ms.
 	Idle time.Duration
 	// RecvErr and ApplyErr, when they return an error, make the call fail with
@@ -160,7 +161,7 @@ func (d *Driver) Apply(b *dataplane.Batch) error {
 	return nil
 }
 
-// Reject implements dataplane.Rejecter: it keeps the answer for Answer.
+// Reject implements dataplane.Driver: it keeps the answer for Answer.
 func (d *Driver) Reject(p *dataplane.Packet, answer []byte) error {
 	if d.RejectErr != nil {
 		if err := d.RejectErr(); err != nil {
@@ -224,6 +225,7 @@ func (d *Driver) WaitApplied(n uint64, timeout time.Duration) bool {
 
 // Backend is a set of drivers without a kernel.
 type Backend struct {
+	dataplane.BackendDefaults
 	Label string
 	D     []dataplane.Driver
 	// OnUpdate, if set, is called by Update.
@@ -259,7 +261,7 @@ func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (int, error) {
 	return 0, nil
 }
 
-// Drain implements dataplane.Drainer.
+// Drain implements dataplane.Backend.
 func (b *Backend) Drain() error {
 	if b.OnDrain != nil {
 		return b.OnDrain()

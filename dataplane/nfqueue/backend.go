@@ -42,6 +42,7 @@ type Decider interface {
 
 // Backend implements dataplane.Backend.
 type Backend struct {
+	dataplane.BackendDefaults
 	config  Config
 	ns      netns.NsHandle
 	routes  *netlink.Handle
@@ -77,13 +78,8 @@ type Backend struct {
 }
 
 var (
-	_ dataplane.Learner      = (*Backend)(nil)
-	_ dataplane.Driver       = (*driver)(nil)
-	_ dataplane.Rejecter     = (*driver)(nil)
-	_ dataplane.TunnelKnower = (*driver)(nil)
-	_ dataplane.Drainer      = (*Backend)(nil)
-	_ dataplane.Preparer     = (*Backend)(nil)
-	_ Decider                = (*classifier.Table)(nil)
+	_ dataplane.Driver = (*driver)(nil)
+	_ Decider          = (*classifier.Table)(nil)
 )
 
 // New binds the queues and installs the ruleset in the network namespace of the
@@ -167,7 +163,7 @@ func (b *Backend) bind() error {
 		if err != nil {
 			return err
 		}
-		d.tags, d.ipvs, d.Set = b.tags, b.ipvs, b.ends
+		d.tags, d.ipvs, d.tunnels = b.tags, b.ipvs, b.ends
 		b.drivers = append(b.drivers, d)
 	}
 	return nil
@@ -222,7 +218,7 @@ func (b *Backend) Update(t *classifier.Table, c dataplane.Change) (cut int, err 
 	return b.update(t, c)
 }
 
-// Prepare implements dataplane.Preparer.
+// Prepare implements dataplane.Backend.
 func (b *Backend) Prepare(t *classifier.Table) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -388,7 +384,7 @@ func (b *Backend) refresh() {
 // drainPatience bounds Drain.
 const drainPatience = time.Second
 
-// Drain implements dataplane.Drainer: nothing is queued any more. What would be is
+// Drain implements dataplane.Backend: nothing is queued any more. What would be is
 // dropped or, with FailOpen, accepted, and counted as met by no listener.
 func (b *Backend) Drain() error {
 	b.mu.Lock()

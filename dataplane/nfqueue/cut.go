@@ -49,7 +49,10 @@ type cutter struct {
 	walks    int          // through the kernel's table, for tests
 }
 
-// Learn implements dataplane.Learner.
+// Learns implements dataplane.Backend.
+func (b *Backend) Learns() bool { return true }
+
+// Learn implements dataplane.Backend.
 func (b *Backend) Learn(backend string, news []conntrack.Record, missed bool) {
 	if missed || backend != b.Name() && b.config.FastMark == 0 {
 		// Nobody tells of what a fast path of another kind marks by itself.

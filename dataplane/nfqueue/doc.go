@@ -59,7 +59,7 @@
 // Update takes the accept bit from the connections the new table denies. The kernel
 // has no way to find these but to walk its whole table, which takes tens of
 // milliseconds. So the Backend keeps a list of what it marked (ledger.go): from the
-// packets workers judged, of which the engine tells it (dataplane.Learner), and from a
+// packets workers judged, of which the engine tells it (dataplane.Backend.Learn), and from a
 // walk where it does not know. An update asks the list, and the kernel for what is
 // denied, by name:
 //

@@ -15,6 +15,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tierwall/tierwall/classifier/flow"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/tunnel"
 )
@@ -32,7 +33,8 @@ const idle = 1000
 // more than everything else we do to a packet (docs/adr/0003), so its reader is
 // parked and Recv reads the socket itself.
 type driver struct {
-	*tunnel.Set // the backend's
+	dataplane.DriverDefaults
+	tunnels *tunnel.Set // the backend's
 
 	queue   uint16
 	marks   Marks
@@ -264,7 +266,10 @@ func (d *driver) fill(b *dataplane.Batch, q *queued) {
 	b.N++
 }
 
-// Reject implements dataplane.Rejecter. It makes the kernel tell the sender of a
+// IsTunnel implements dataplane.Driver.
+func (d *driver) IsTunnel(proto flow.Proto, port uint16) bool { return d.tunnels.IsTunnel(proto, port) }
+
+// Reject implements dataplane.Driver. It makes the kernel tell the sender of a
 // packet of the batch in flight that it is refused; Apply then drops the packet,
 // whatever its Disposition. answer is not used: the kernel's own belongs to the
 // packet's connection, so where a Service address was translated it is translated

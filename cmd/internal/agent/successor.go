@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/tierwall/tierwall/classifier"
-	"github.com/tierwall/tierwall/conntrack"
 	"github.com/tierwall/tierwall/dataplane"
 	"github.com/tierwall/tierwall/dataplane/afxdp"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
@@ -30,23 +29,11 @@ func alone(b dataplane.Backend, c *Config, log *slog.Logger) dataplane.Backend {
 	if b.Name() == "nfqueue" {
 		remove = func() error { return afxdp.Cleanup(c.AFXDP.PinPath) }
 	}
-	s := &successor{b, remove, log}
-	if l, ok := b.(dataplane.Learner); ok {
-		return learning{s, l}
-	}
-	return s
+	return &successor{b, remove, log}
 }
 
-// learning is the successor of a backend that wants to be told of connections.
-type learning struct {
-	*successor
-	learner dataplane.Learner
-}
-
-// Learn implements dataplane.Learner.
-func (l learning) Learn(backend string, news []conntrack.Record, missed bool) {
-	l.learner.Learn(backend, news, missed)
-}
+// Prepare implements dataplane.Backend: no other backend leaves anything to this one.
+func (s *successor) Prepare(*classifier.Table) error { return nil }
 
 // Update implements dataplane.Backend.
 func (s *successor) Update(t *classifier.Table, c dataplane.Change) (cut int, err error) {
@@ -59,37 +46,14 @@ func (s *successor) Update(t *classifier.Table, c dataplane.Change) (cut int, er
 		return cut, nil
 	}
 	s.remove = nil
-	// Until a moment ago it may have marked what t denies, and told nobody. Who goes by
-	// what its own workers judged has missed nothing.
-	l, ok := s.Backend.(dataplane.Learner)
-	if !ok {
+	// Until a moment ago the other backend may have marked what t denies, unreported.
+	// Backends that track only their own verdicts need no second update.
+	if !s.Learns() {
 		return cut, nil
 	}
-	l.Learn(s.Name(), nil, true)
+	s.Learn(s.Name(), nil, true)
 	again, err := s.Backend.Update(t, dataplane.Change{})
 	return cut + again, err
-}
-
-// Inherit implements dataplane.Heir.
-func (s *successor) Inherit(judge func(*dataplane.Inherited) bool) {
-	if h, ok := s.Backend.(dataplane.Heir); ok {
-		h.Inherit(judge)
-	}
-}
-
-// Drain implements dataplane.Drainer.
-func (s *successor) Drain() error {
-	if d, ok := s.Backend.(dataplane.Drainer); ok {
-		return d.Drain()
-	}
-	return nil
-}
-
-// Drops implements dataplane.Dropper.
-func (s *successor) Drops(report func(dataplane.Drop)) {
-	if d, ok := s.Backend.(dataplane.Dropper); ok {
-		d.Drops(report)
-	}
 }
 
 // lockName is an abstract socket address: it belongs to a network namespace and

@@ -14,7 +14,7 @@ import (
 
 // noting is a backend that notes what is asked of it.
 type noting struct {
-	dataplane.Backend
+	dataplane.BackendDefaults
 	notes []string
 }
 
@@ -28,6 +28,12 @@ func (n *noting) Update(_ *classifier.Table, c dataplane.Change) (int, error) {
 	n.notes = append(n.notes, note)
 	return 1, nil
 }
+
+func (n *noting) Drivers() []dataplane.Driver   { return nil }
+func (n *noting) Stats() dataplane.BackendStats { return dataplane.BackendStats{} }
+func (n *noting) Close() error                  { return nil }
+
+func (n *noting) Prepare(*classifier.Table) error { n.notes = append(n.notes, "prepare"); return nil }
 
 func (n *noting) Drain() error { n.notes = append(n.notes, "drain"); return nil }
 
@@ -46,7 +52,7 @@ func TestSuccessorInherits(t *testing.T) {
 	b := alone(heir, &Config{}, slog.New(slog.DiscardHandler))
 	removed := 0
 	b.(*successor).remove = func() error { removed++; return nil }
-	b.(dataplane.Heir).Inherit(nil)
+	b.Inherit(nil)
 	for range 2 {
 		if cut, err := b.Update(nil, dataplane.Change{}); cut != 1 || err != nil {
 			t.Errorf("cut %d, %v", cut, err)
@@ -55,8 +61,10 @@ func TestSuccessorInherits(t *testing.T) {
 	if want := []string{"inherit", "update of everything", "update of everything"}; !slices.Equal(heir.notes, want) || removed != 1 {
 		t.Errorf("asked for %q, removed %d times, want %q", heir.notes, removed, want)
 	}
-	alone(&noting{}, &Config{}, slog.New(slog.DiscardHandler)).(dataplane.Heir).Inherit(nil) // not an heir
+	alone(&noting{}, &Config{}, slog.New(slog.DiscardHandler)).Inherit(nil) // inherits nothing
 }
+
+func (n *notingLearner) Learns() bool { return true }
 
 func (n *notingLearner) Learn(_ string, _ []conntrack.Record, missed bool) {
 	note := "learn"
@@ -72,27 +80,29 @@ func (n *notingLearner) Learn(_ string, _ []conntrack.Record, missed bool) {
 func TestSuccessor(t *testing.T) {
 	plain, learner := &noting{}, &notingLearner{}
 	config := &Config{}
-	if _, ok := alone(plain, config, slog.New(slog.DiscardHandler)).(dataplane.Learner); ok {
+	if alone(plain, config, slog.New(slog.DiscardHandler)).Learns() {
 		t.Error("learns, although its backend cannot")
 	}
 	b := alone(learner, config, slog.New(slog.DiscardHandler))
-	l, ok := b.(dataplane.Learner)
-	if !ok {
+	if !b.Learns() {
 		t.Fatal("does not learn, although its backend can")
 	}
 	removals := []error{errors.New("not now"), nil}
-	b.(learning).remove = func() (err error) {
+	b.(*successor).remove = func() (err error) {
 		learner.notes = append(learner.notes, "remove")
 		err, removals = removals[0], removals[1:]
 		return err
 	}
-	l.Learn("noting", nil, false)
+	if err := b.Prepare(nil); err != nil { // no other backend leaves anything to it
+		t.Error(err)
+	}
+	b.Learn("noting", nil, false)
 	for i, want := range []int{1, 2, 1} {
 		if cut, err := b.Update(nil, dataplane.ChangeWithin(nowhere{})); cut != want || err != nil {
 			t.Errorf("update %d: cut %d, %v, want %d", i, cut, err, want)
 		}
 	}
-	if err := b.(dataplane.Drainer).Drain(); err != nil {
+	if err := b.Drain(); err != nil {
 		t.Error(err)
 	}
 	want := []string{

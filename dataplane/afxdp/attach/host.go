@@ -21,7 +21,7 @@ func (h *HostSet) set(own []netip.Addr) {
 	h.addrs.Store(&m)
 }
 
-// IsHost implements dataplane.HostKnower for a driver.
+// IsHost implements dataplane.Driver for a driver.
 func (h *HostSet) IsHost(a flow.Addr) bool {
 	if h == nil {
 		return false
