@@ -30,9 +30,9 @@ type Backend struct {
 	log     *slog.Logger
 	drivers []*driver // by queue; none with AttachXDPGeneric
 
-	epoch flows.Epoch    // which flows the kernel side remembers still count
-	heir  flows.Takeover // of what an earlier process accepted
-	heart heart          // that we are alive
+	epoch    flows.Epoch    // which flows the kernel side remembers still count
+	heir     flows.Takeover // of what an earlier process accepted
+	liveness liveness       // that we are alive
 
 	// Everything below is used on the namespace thread only.
 	thread   *nsThread
@@ -209,7 +209,7 @@ func (b *Backend) begin() (nonce uint8, err error) {
 		n = uint32(random[0])
 	}
 	// From here on there is somebody to ask, if not yet a worker to answer.
-	return uint8(n), errors.Join(b.objects.Nonce.Set(n), b.heart.start(b.objects.Alive, b.config.Queues))
+	return uint8(n), errors.Join(b.objects.Nonce.Set(n), b.liveness.start(b.objects.Alive, b.config.Queues))
 }
 
 // load puts the programs into the kernel with the configuration as constants.

@@ -27,7 +27,7 @@ func (b *Backend) Drain() error {
 	if len(b.drivers) == 0 {
 		return nil
 	}
-	if err := b.heart.stop(); err != nil {
+	if err := b.liveness.stop(); err != nil {
 		return fmt.Errorf("afxdp: %w", err)
 	}
 	var before, now [2]uint64
@@ -88,7 +88,7 @@ func (b *Backend) shut() error {
 	// What was taken over stays even if we came no further.
 	pinned := b.pins.Dir != "" && (len(b.drivers) > 0 || b.pair != nil && b.pair.Adopted)
 	if pinned {
-		errs = append(errs, b.heart.stop())
+		errs = append(errs, b.liveness.stop())
 	}
 	if b.devices != nil {
 		errs = append(errs, b.devices.Close(pinned))

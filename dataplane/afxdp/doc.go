@@ -32,7 +32,7 @@
 // up on the queue of the CPU it is on: nothing it needs crosses to another one, and
 // whoever sent it waits there. So the directions of a connection may meet different
 // workers, which is why the drivers are scattered (dataplane.Driver). A worker with many
-// packets runs on its own CPUs (home), with few where there is time.
+// packets runs on its own CPUs (affinity), with few where there is time.
 //
 // What there is one of per queue: a ring, the room in it that the kernel side knows
 // (fail mode open), and a worker, of which one that hangs makes the process count
@@ -99,7 +99,7 @@
 // Programs go onto a device when it appears, before anybody knows whose it is, and
 // bpf/guard.h sorts by address: a known pod's is judged, and only on the device
 // that is bound to it; one in the node's pod CIDRs that no known pod has is
-// dropped; any other, on a device that is not a pod's, is left alone. makePlan has
+// dropped; any other, on a device that is not a pod's, is left alone. package attach has
 // the rules by which devices are chosen and bound.
 //
 // A port of a bridge is a pod's device like any other, except that frames from
@@ -132,7 +132,7 @@
 // ends in a fixed order, and a bit of the entry says which of them opened it. The
 // entry says "accepted, by this generation of the policy". Update starts a new
 // generation and marks what the change is about: everything (the floor), or some
-// addresses, by their cells, of which there are 16384 (type epoch). A flow counts
+// addresses, by their cells, of which there are 16384 (flows.Epoch). A flow counts
 // if none of the three is newer than itself. So a change costs nothing per flow,
 // the flows it is not about never come up, and each of the others is judged again
 // by its next packet, in the direction the entry says the connection was opened
@@ -164,7 +164,7 @@
 // The next process takes over: it uses the pair and the maps (if their form is its
 // own; otherwise it starts with empty ones), and gives its programs to the links
 // that are there, so that there is no moment without a program on a device. Its
-// first Update judges the flows by their entries and renews what it accepts (heir);
+// first Update judges the flows by their entries and renews what it accepts (flows.Takeover);
 // the others come up once.
 //
 // Without PinPath the kernel takes the programs off when the process ends, and

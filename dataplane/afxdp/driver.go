@@ -59,8 +59,8 @@ type driver struct {
 	reads   bool // the connection of a packet to a pod can be read
 
 	epoch     *flows.Epoch
-	heart     *heart
-	home      home          // where the worker runs
+	liveness  *liveness
+	affinity  affinity      // where the worker runs
 	patience  int           // how often Recv yields the CPU before it sleeps
 	beaten    uint64        // when the last sign of life was given
 	caughtUp  atomic.Bool   // what waited for the worker at the start is in its hands
@@ -99,8 +99,8 @@ func newDriver(sock *upcall.Socket, b *Backend, queue int, nonce uint8) (*driver
 	}
 	d := &driver{
 		sock: sock, queue: queue, wait: b.config.recvWait(), nonce: nonce, final: b.config.Strict,
-		devices: b.objects.Devices, HostSet: &b.devices.Host, Set: &b.devices.Tunnels, podNetworks: b.config.PodCIDRs, epoch: &b.epoch, heart: &b.heart,
-		home: newHome(queue, b.config.Queues, b.config.Ring), onward: b.objects.Onward, reads: b.objects.Reads,
+		devices: b.objects.Devices, HostSet: &b.devices.Host, Set: &b.devices.Tunnels, podNetworks: b.config.PodCIDRs, epoch: &b.epoch, liveness: &b.liveness,
+		affinity: newAffinity(queue, b.config.Queues, b.config.Ring), onward: b.objects.Onward, reads: b.objects.Reads,
 		wake: wake, released: make(chan struct{}),
 	}
 	if b.config.FailOpen {
@@ -121,7 +121,7 @@ func newDriver(sock *upcall.Socket, b *Backend, queue int, nonce uint8) (*driver
 func (d *driver) Scattered() bool { return true }
 
 // Bind implements dataplane.Driver.
-func (d *driver) Bind() { d.home.bind() }
+func (d *driver) Bind() { d.affinity.bind() }
 
 // Recv implements dataplane.Driver.
 func (d *driver) Recv(b *dataplane.Batch) error {
@@ -179,7 +179,7 @@ func (d *driver) receive(b *dataplane.Batch) error {
 	d.room.Grant(there)
 	if n == 0 {
 		d.beat(kern.Now())
-		d.home.leave()
+		d.affinity.leave()
 		return d.alive()
 	}
 	stray := d.free[:0]
@@ -241,7 +241,7 @@ const beatEvery = 50e6
 func (d *driver) beat(now uint64) {
 	if now-d.beaten >= beatEvery {
 		d.beaten = now
-		d.heart.beat(d.queue, now)
+		d.liveness.beat(d.queue, now)
 	}
 }
 
@@ -274,7 +274,7 @@ func (d *driver) settle(b *dataplane.Batch) error {
 	tx, free := d.tx[:0], d.free[:0]
 	now := kern.Now()
 	d.beat(now)
-	d.home.account(now, d.n, d.waiting)
+	d.affinity.account(now, d.n, d.waiting)
 	e := d.epoch
 	var err error
 	if e.Crowded() {

@@ -168,9 +168,9 @@ func TestOneWorkerHangs(t *testing.T) {
 	})
 }
 
-// The home of a worker: where its packets come from if they are many, anywhere if
+// The CPU of a worker: where its packets come from if they are many, anywhere if
 // they are few or more than it can judge there.
-func TestHome(t *testing.T) {
+func TestAffinity(t *testing.T) {
 	nstest.TwoProcessors(t)
 	done := make(chan error)
 	go func() {
@@ -182,7 +182,7 @@ func TestHome(t *testing.T) {
 			if err := unix.SchedSetaffinity(0, &both); err != nil {
 				return err
 			}
-			h := newHome(1, 2, 2048)
+			h := newAffinity(1, 2, 2048)
 			h.bind()
 			now := uint64(1e9)
 			// step lets batches of n packets pass, one each millisecond.
@@ -219,10 +219,10 @@ func TestHome(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	alone := newHome(0, 1, 2048)
+	alone := newAffinity(0, 1, 2048)
 	alone.bind()
 	if alone.account(1e9, 32, 2048); alone.usable || alone.at {
-		t.Error("the only queue has a home")
+		t.Error("the only queue is confined to a CPU")
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 )
 
-// Takeover knows whom to ask about the flows of an earlier process. Those that the first
+// Takeover asks the first table about the flows of an earlier process. Those that the first
 // table accepts are renewed, in place, before its generation begins: thousands of
 // flows that come up at the same moment find no room in the ring, and lose packets.
 //

@@ -6,17 +6,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// home decides where the worker of a queue runs. It knows three situations:
+// affinity decides where the worker of a queue runs. It knows three situations:
 //
 //   - Few packets: anywhere. The scheduler wakes it on a CPU that is idle, which
 //     is what the packet wants.
-//   - Many: at home, on the CPU that the packets come from. Everything about them
-//     is in that CPU's caches, and whoever waits for the answer is woken there.
-//   - More than it can keep up with there: anywhere. Who floods needs the home CPU
-//     for that, and another one may have time.
+//   - Many: on the CPU that the packets come from. Everything about them is in that
+//     CPU's caches, and the process that waits for the answer is woken there.
+//   - More than it can keep up with there: anywhere. The sender of a flood needs that
+//     CPU itself, and another one may have time.
 //
 // Moving costs microseconds, so it happens a few times a second at most.
-type home struct {
+type affinity struct {
 	queue, queues int
 	crowd         int // packets waiting that are too many
 	here, all     unix.CPUSet
@@ -25,25 +25,25 @@ type home struct {
 
 	began   uint64 // of the window in which packets are counted, ns
 	packets int
-	away    uint64 // no going home before
+	away    uint64 // not confined before, ns
 	penalty uint64 // ns, for the next time it gets crowded there
 }
 
 const (
-	homeWindow = 20e6 // ns that packets are counted for
-	homeRate   = 5000 // packets per second that are many
+	affinityWindow = 20e6 // ns that packets are counted for
+	affinityRate   = 5000 // packets per second that are many
 	// After a crowd it stays away for a while, and longer if it is crowded again
-	// within homeForgive of coming back, ns.
-	homeAway, homeMostAway, homeForgive = 100e6, 3200e6, 5e9
+	// within affinityForgive of coming back, ns.
+	affinityAway, affinityMostAway, affinityForgive = 100e6, 3200e6, 5e9
 )
 
-func newHome(queue, queues, ring int) home {
-	return home{queue: queue, queues: queues, crowd: ring / 4, penalty: homeAway}
+func newAffinity(queue, queues, ring int) affinity {
+	return affinity{queue: queue, queues: queues, crowd: ring / 4, penalty: affinityAway}
 }
 
 // bind is called by the worker, which has its thread to itself from then on if it
 // needs one.
-func (h *home) bind() {
+func (h *affinity) bind() {
 	if h.queues < 2 {
 		return
 	}
@@ -62,17 +62,17 @@ func (h *home) bind() {
 
 // account is called with every batch: the time, packets in it, and packets that
 // were left in the ring.
-func (h *home) account(now uint64, n, waiting int) {
+func (h *affinity) account(now uint64, n, waiting int) {
 	if !h.usable {
 		return
 	}
 	if waiting > h.crowd {
 		if h.at {
-			if now > h.away+homeForgive {
-				h.penalty = homeAway
+			if now > h.away+affinityForgive {
+				h.penalty = affinityAway
 			}
 			h.away = now + h.penalty
-			h.penalty = min(2*h.penalty, homeMostAway)
+			h.penalty = min(2*h.penalty, affinityMostAway)
 			h.leave()
 		}
 		h.began, h.packets = now, 0
@@ -80,21 +80,21 @@ func (h *home) account(now uint64, n, waiting int) {
 	}
 	h.packets += n
 	took := now - h.began
-	if took < homeWindow {
+	if took < affinityWindow {
 		return
 	}
 	rate := uint64(h.packets) * 1e9 / took
 	h.began, h.packets = now, 0
 	switch {
-	case rate < homeRate/2:
+	case rate < affinityRate/2:
 		h.leave()
-	case rate >= homeRate && !h.at && now >= h.away:
+	case rate >= affinityRate && !h.at && now >= h.away:
 		h.at = unix.SchedSetaffinity(0, &h.here) == nil
 	}
 }
 
 // leave lets the worker run anywhere.
-func (h *home) leave() {
+func (h *affinity) leave() {
 	if h.at {
 		h.at = unix.SchedSetaffinity(0, &h.all) != nil
 	}
