@@ -31,7 +31,7 @@ type Backend struct {
 	drivers []*driver // by queue; none with AttachXDPGeneric
 
 	epoch    flows.Epoch    // which flows the kernel side remembers still count
-	heir     flows.Takeover // of what an earlier process accepted
+	takeover flows.Takeover // of what an earlier process accepted
 	liveness liveness       // that we are alive
 
 	// Everything below is used on the namespace thread only.
@@ -151,7 +151,7 @@ func (b *Backend) openGuard() (err error) {
 }
 
 func (b *Backend) startDevices(pair attach.PairEnds) error {
-	b.heir = flows.Takeover{
+	b.takeover = flows.Takeover{
 		Objects: &b.objects, Epoch: &b.epoch, Idle: b.config.Timeouts.of, Strict: b.config.Strict,
 		IsHost: b.devices.Host.IsHost, Log: b.log,
 	}
@@ -309,7 +309,7 @@ func (b *Backend) update(locals []netip.Addr, c dataplane.Change, cidrs ...netip
 		if len(b.drivers) == 0 { // nothing is remembered
 			return err
 		}
-		return errors.Join(err, b.epoch.Advance(c, b.heir.Renewal()))
+		return errors.Join(err, b.epoch.Advance(c, b.takeover.Renewal()))
 	})
 }
 
@@ -389,4 +389,4 @@ func (b *Backend) Limits() []string {
 }
 
 // Inherit implements dataplane.Backend.
-func (b *Backend) Inherit(judge func(*dataplane.Inherited) bool) { b.heir.Judge = judge }
+func (b *Backend) Inherit(judge func(*dataplane.Inherited) bool) { b.takeover.Judge = judge }

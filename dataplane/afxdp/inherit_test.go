@@ -336,7 +336,7 @@ func TestInheritHalfWay(t *testing.T) {
 		r.stop(t)
 		r = startRig(t, node, c)
 		r.inherit()
-		renew := r.backend.heir.Renewal()
+		renew := r.backend.takeover.Renewal()
 		died := make(chan struct{})
 		go func() {
 			defer close(died)
