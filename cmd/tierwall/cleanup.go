@@ -15,8 +15,8 @@ import (
 
 	"github.com/tierwall/tierwall/cmd/internal/agent"
 	"github.com/tierwall/tierwall/cmd/internal/cli"
-	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/afxdp/attach"
+	"github.com/tierwall/tierwall/dataplane/afxdp/kern"
 	"github.com/tierwall/tierwall/dataplane/nfqueue"
 )
 
