@@ -347,6 +347,7 @@ func TestServiceLeadsElsewhere(t *testing.T) {
 // would see it, and comes back with the bridge's address: it is the pod's own.
 func TestBridgedHairpin(t *testing.T) {
 	t.Parallel()
+	needReads(t)
 	r := newRig(t, Config{})
 	addBridge(t, r.Node)
 	bridgeFilter(t, r.NS)
