@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -116,7 +117,7 @@ func TestAuditAllNodesInOrder(t *testing.T) {
 	// What the reader refuses ends it, whichever node that came from.
 	enough := fmt.Errorf("enough")
 	began := time.Now()
-	if err := x.merged(t.Context(), func([]byte) error { return enough }); err != enough || time.Since(began) > 10*time.Second {
+	if err := x.merged(t.Context(), func([]byte) error { return enough }); !errors.Is(err, enough) || time.Since(began) > 10*time.Second {
 		t.Errorf("%v", err)
 	}
 }

@@ -179,7 +179,7 @@ func (c *Config) fill() error {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if err := errors.Join(c.AttachConfig.Fill(c.Strict), c.check()); err != nil {
+	if err := errors.Join(c.Fill(c.Strict), c.check()); err != nil {
 		return fmt.Errorf("afxdp configuration: %w", err)
 	}
 	return nil

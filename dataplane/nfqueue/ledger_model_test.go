@@ -40,7 +40,9 @@ func (m *ledgerModel) accept(k flow.Key) {
 		return
 	}
 	m.note("accept %v", k)
-	m.marked[k] = m.marked[k] // it exists from now on
+	if _, exists := m.marked[k]; !exists {
+		m.marked[k] = false
+	}
 	m.unheard = append(m.unheard, k)
 	m.inFlight[k] = *m.now
 }

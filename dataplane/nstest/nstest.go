@@ -61,7 +61,9 @@ func Since(t testing.TB, version, feature string, has bool) {
 	if olderThan(release, version) {
 		t.Skipf("Linux %s has no %s, which came with %s", release, feature, version)
 	}
-	Need(t, func() error { return fmt.Errorf("Linux %s should have %s (since %s)", release, feature, version) })
+	Need(t, func() error {
+		return fmt.Errorf("no %s here, which Linux %s should have (since %s)", feature, release, version)
+	})
 }
 
 // olderThan compares the first two numbers of kernel releases.

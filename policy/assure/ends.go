@@ -390,11 +390,11 @@ func (w *World) byDNS(text string) (e End, found bool, err error) {
 			return e, true, nil
 		}
 	}
-	switch {
-	case at == 2:
+	switch at {
+	case 2:
 		e.Service, err = w.service(labels[1]+"/"+labels[0], "")
 		return e, true, err
-	case at == 3:
+	case 3:
 		if _, err = w.service(labels[2]+"/"+labels[1], ""); err != nil {
 			return e, true, err
 		}

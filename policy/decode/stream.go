@@ -34,7 +34,7 @@ func (d *Decoder) DecodeReader(file string, in io.Reader) ([]*api.Object, diag.L
 		return objs, found, int64(len(bytes.TrimSpace(head))), nil
 	}
 	s := &stream{reader: d.reader(file)}
-	s.reader.usable = true
+	s.usable = true
 	if p := notText(bytes.TrimPrefix(head[:min(len(head), 4096)], bom)); p != nil && !strings.HasPrefix(p.message, "the file is not UTF-8") {
 		s.report(&s.found.Errors, api.Ref{}, *p)
 		return nil, s.found, counted.n, nil

@@ -227,8 +227,10 @@ func (w *walker) fillStruct(v reflect.Value, n *node, path, name string) {
 			// servers print one for kinds that have lost theirs.
 		case path == "" && f.key == "description" && gf == nil:
 			// People write one there, and API servers prune it.
-			w.warnings = append(w.warnings, problem{line: f.line, path: f.key, message: "the field description is ignored: API servers remove it from an object",
-				hint: "write an annotation, such as metadata.annotations.description", code: diag.UnknownField})
+			w.warnings = append(w.warnings, problem{
+				line: f.line, path: f.key, message: "the field description is ignored: API servers remove it from an object",
+				hint: "write an annotation, such as metadata.annotations.description", code: diag.UnknownField,
+			})
 		case gf == nil:
 			w.unknown(f, join(path, f.key))
 		default:

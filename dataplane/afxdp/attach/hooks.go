@@ -73,7 +73,7 @@ type tcxLink struct {
 // remove takes a program off, pinned or not. The kernel has done so already
 // if the device is gone.
 func (t *tcxLink) remove() error {
-	return errors.Join(t.pins.Drop(kern.PinName(t.index, t.at)), t.Link.Close())
+	return errors.Join(t.pins.Drop(kern.PinName(t.index, t.at)), t.Close())
 }
 
 // choose settles the way of attaching by trying it on a device of our own.
