@@ -304,7 +304,7 @@ func TestRecommendNothing(t *testing.T) {
 		{"--log " + log + " -m " + world + " --as calico", "there is networkpolicy, clusternetworkpolicy, antrea, cilium"},
 		{"--log " + log + " -m " + world + " --merge-cidrs 33", "want a prefix length"},
 		{"--log " + log + " -m " + world + " --port-ranges=-1", "want a distance"},
-		{"--log " + log + " -m " + world + " --since yesterday", "want how long ago"},
+		{"--log " + log + " -m " + world + " --since someday", "want how long ago"},
 		{"--log " + log + " -m " + world + " --until 2020-01-01", "no decision about a connection"},
 	} {
 		got := tierwall(t, "", append([]string{"recommend"}, strings.Fields(tt.args)...)...)

@@ -51,11 +51,13 @@ func (c *Config) podNetworks() []netip.Prefix {
 	return networks
 }
 
+// list splits a value that has several, separated by commas.
+func list(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
 // options is the configuration as the backend has it. Errors name the key.
 func (c *AttachConfig) options(failOpen bool) (devices []string, a afxdp.AttachConfig, err error) {
-	list := func(s string) []string {
-		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
-	}
 	var errs []error
 	if a.PodCIDRs, err = parseNetworks("afxdp.podCIDRs", c.PodCIDRs); err != nil {
 		errs = append(errs, err)

@@ -173,15 +173,15 @@ type NFQueueConfig struct {
 
 // AntreaConfig is the section antrea.
 type AntreaConfig struct {
-	// NamespacedTiers are the tiers that namespaced policies may use; none means
-	// all of them, as in Antrea.
-	NamespacedTiers []string `json:"namespacedTiers"`
+	// NamespacedTiers are the tiers that namespaced policies may use, separated by
+	// commas; none means all of them, as in Antrea.
+	NamespacedTiers string `json:"namespacedTiers"`
 }
 
 // LowerOptions returns the settings by which objects become rules: the daemon, the
 // controller part and the admission webhook must have the same.
 func (c *Config) LowerOptions() lower.Options {
-	return lower.Options{AllowMixedDialects: c.AllowMixedDialects, NamespacedTiers: c.Antrea.NamespacedTiers}
+	return lower.Options{AllowMixedDialects: c.AllowMixedDialects, NamespacedTiers: list(c.Antrea.NamespacedTiers)}
 }
 
 // validate checks what would otherwise show only when the backend starts: with
