@@ -190,13 +190,14 @@ func (b *browser) forget() {
 	b.said, b.sent = nil, nil
 }
 
-// axe returns what the rules of axe-core find wrong with the page as it is now.
+// axe returns what the rules of axe-core find wrong with the page as it is now. What
+// still fades in has the colours of nothing: it looks when animations are over.
 func (b *browser) axe() []string {
 	b.tb.Helper()
 	if !js[bool](b, "!!window.axe") {
 		b.loadAxe()
 	}
-	return js[[]string](b, `axe.run().then((r) => (r.passes.length > 10 ? [] : ["nothing was checked"]).concat(r.violations.map((v) => v.id + ": " + v.help + ": " + v.nodes.slice(0, 3).map((n) => n.html + " " + n.any.map((a) => a.message).join()).join(" | "))))`)
+	return js[[]string](b, `Promise.all(document.getAnimations().map((a) => a.finished.catch(() => 0))).then(() => axe.run()).then((r) => (r.passes.length > 10 ? [] : ["nothing was checked"]).concat(r.violations.map((v) => v.id + ": " + v.help + ": " + v.nodes.slice(0, 3).map((n) => n.html + " " + n.any.map((a) => a.message).join()).join(" | "))))`)
 }
 
 func (b *browser) loadAxe() {
