@@ -22,9 +22,8 @@ func (l *lab) audited(ctx context.Context, daemon *process, callers int, d time.
 		return 0, nil, err
 	}
 	defer func() {
-		if restore := l.write("policy.yaml", policy(portUDP)); err == nil && restore == nil {
-			restore = l.untilRecords(ctx, daemon, false)
-			err = restore
+		if err = errors.Join(err, l.write("policy.yaml", policy(portUDP))); err == nil {
+			err = l.untilRecords(ctx, daemon, false)
 		}
 	}()
 	if err := l.untilRecords(ctx, daemon, true); err != nil {
